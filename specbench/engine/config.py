@@ -1,0 +1,53 @@
+"""What the embedded engine needs to know, resolved: no `auto`, no `None` that somebody fills in later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Wiring mistakes that can be injected into multi-module drafting, to see which table shows them.
+FAULTS = (
+    "raw_embedding",
+    "pre_norm_hidden",
+    "post_norm_chain",
+    "ignored_window",
+    "skipped_reprefill",
+    "module_0_everywhere",
+    "hidden_off_by_one",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """The embedded engine's settings."""
+
+    #: Folder with config.json, tokenizer files and safetensors.
+    checkpoint: str
+    #: "float32" or "bfloat16".
+    dtype: str
+    #: "cpu", "cuda" or "cuda:N".
+    device: str
+    #: Tokens of prompt and output together.
+    max_model_len: int
+    #: Requests that may run at once.
+    max_num_seqs: int
+    #: Token budget of one step.
+    max_num_batched_tokens: int
+    #: Tokens of a cache block.
+    block_size: int
+    #: Blocks of each full-attention group; windowed groups get what max_num_seqs requests can need.
+    num_blocks: int
+    #: Drafts a step; 0 is plain decoding.
+    num_speculative_tokens: int
+    #: "none" or a name in proposers/registry.py.
+    proposer: str
+    #: "chain" (a module gets the previous module's hidden) or "target" (every module gets the target's).
+    hidden_feedback: str = "chain"
+    #: Verify no more drafts than tokens that max_output_tokens still allows.
+    trim_to_max_tokens: bool = False
+    faults: tuple[str, ...] = ()
+    #: A folder or file; None takes the checkpoint's own.
+    tokenizer: str | None = None
+    #: A Jinja file; None takes the checkpoint's own.
+    chat_template: str | None = None
+    #: Steps that may be outstanding when the next is scheduled. Only 0 is run today.
+    pipeline_depth: int = 0

@@ -1,0 +1,177 @@
+"""What a run leaves behind: the record types, their columns and the schema version.
+
+Belongs here: the shape and the units of every recorded value. Does not belong here: how a value is measured (the
+engine), stored (run_directory.py) or turned into a metric (reports/). This file imports nothing of specbench.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One finished request. Times are seconds since the run's start; `None` means that it never happened."""
+
+    request_id: str
+    sample_id: str
+    turn: int
+    repeat: int
+    is_warmup: bool
+    category: str | None
+    num_prompt_tokens: int
+    num_cached_prompt_tokens: int
+    #: Kept tokens; a stop token counts here, though it is not in the text.
+    num_output_tokens: int
+    #: "stop", "length", "error" or "aborted".
+    finish_reason: str
+    #: Submission, after any wait in the client.
+    arrival_s: float
+    first_scheduled_s: float | None
+    first_token_s: float | None
+    last_token_s: float | None
+    num_preemptions: int
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyStep:
+    """One decode step of one request, drafted or not. The first token of a request is not such a step."""
+
+    request_id: str
+    #: 0-based within the request.
+    step: int
+    engine_step: int
+    #: Index, among the request's output tokens, of the first token that this step emitted.
+    output_index: int
+    #: Draft ids >= 0 that were verified.
+    num_drafted: int
+    #: As verified, before any stop.
+    num_accepted: int
+    #: Kept tokens, the bonus token included.
+    num_emitted: int
+    #: num_accepted + 1 - num_emitted: verified tokens behind a stop.
+    num_discarded: int
+    is_trimmed: bool
+    #: Requests in the engine step.
+    batch_size: int
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStep:
+    """One step of the engine over its whole batch. Durations are seconds of host time unless events measured them."""
+
+    engine_step: int
+    start_s: float
+    end_s: float
+    num_prefill_tokens: int
+    num_decode_requests: int
+    num_tokens: int
+    schedule_s: float
+    target_s: float | None
+    verify_s: float | None
+    draft_s: float | None
+    kv_blocks_used: int
+    num_preempted: int
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRecord:
+    """One turn of one sample: what was asked, what came out, what it scored under each scorer."""
+
+    sample_id: str
+    turn: int
+    repeat: int
+    #: The rendered prompt, or None when the sample is given as token ids.
+    prompt: str | None
+    prompt_token_ids: list[int] | None
+    output_text: str
+    #: The reasoning channel, where the chat format has one; "" otherwise. Never scored.
+    reasoning_text: str
+    output_token_ids: list[int]
+    reference: str | None
+    #: Scorer name -> extracted answer; None where nothing could be extracted (an invalid answer).
+    extracted: dict[str, str | None]
+    #: Scorer name -> score in [0, 1]; None where the sample has no reference.
+    score: dict[str, float | None]
+    is_truncated: bool
+    category: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelIdentity:
+    """Which checkpoint was asked for and which one ran."""
+
+    requested: str
+    ran: str
+    path: str | None
+    revision: str | None
+    #: Over the sorted names and bytes of config.json and the weight files.
+    sha256: str | None
+    packaged: bool
+    num_parameters: int | None = None
+    num_modules: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DataIdentity:
+    """Which samples ran."""
+
+    name: str
+    path: str | None
+    revision: str | None
+    sha256: str | None
+    packaged: bool
+    num_samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OutputCheck:
+    """Replay of emitted tokens without speculation, compared token by token. Counts are of requests."""
+
+    #: "identical", "near_ties", "mismatch", "not_checked" or "not_applicable".
+    status: str
+    compared: int = 0
+    identical: int = 0
+    near_ties: int = 0
+    mismatches: int = 0
+    #: Largest logit difference seen between verify rows and single rows on the same prefix.
+    max_logit_difference: float | None = None
+    #: Top logit minus the emitted token's logit at the worst differing token.
+    largest_margin: float | None = None
+    #: The first few differing tokens, for the report: request_id, output_index, emitted, expected, margin.
+    differences: list[dict] = field(default_factory=list)
+    reason: str | None = None
+
+
+@dataclass(slots=True)
+class RunRecord:
+    """The envelope of a run: run.json. Written at the start, rewritten at the end."""
+
+    #: "running", "finished" or "failed".
+    status: str
+    #: Resolved configuration as plain containers.
+    config: dict
+    command: str
+    version: str
+    commit: str | None
+    is_dirty: bool | None
+    hardware: dict
+    packages: dict[str, str]
+    model: ModelIdentity
+    data: DataIdentity
+    #: "engine" when every verify step was seen by the embedded engine; a server target names its source.
+    acceptance_source: str
+    #: ISO 8601, UTC.
+    started_at: str
+    finished_at: str | None = None
+    error: str | None = None
+    output_check: OutputCheck | None = None
+    #: Notices that the reader of any figure must see: fallbacks, packaged data, skipped checks.
+    notices: list[str] = field(default_factory=list)
+    #: Query and hit tokens of the prefix cache; empty when there is none.
+    cache_counters: dict[str, int] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
