@@ -34,8 +34,9 @@ class EngineConfig:
     max_num_batched_tokens: int
     #: Tokens of a cache block.
     block_size: int
-    #: Blocks of each full-attention group; windowed groups get what max_num_seqs requests can need.
-    num_blocks: int
+    #: Blocks of each full-attention group; windowed groups get what max_num_seqs requests can need. None: what
+    #: max_num_seqs requests of max_model_len need, as far as cache_bytes_limit allows.
+    num_blocks: int | None
     #: Drafts a step; 0 is plain decoding.
     num_speculative_tokens: int
     #: "none" or a name in proposers/registry.py.
@@ -49,5 +50,7 @@ class EngineConfig:
     tokenizer: str | None = None
     #: A Jinja file; None takes the checkpoint's own.
     chat_template: str | None = None
-    #: Steps that may be outstanding when the next is scheduled. Only 0 is run today.
+    #: The most bytes that caches may take; None: no limit.
+    cache_bytes_limit: int | None = None
+    #: Steps that may be outstanding when the next one is scheduled: 0 or 1.
     pipeline_depth: int = 0

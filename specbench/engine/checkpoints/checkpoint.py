@@ -1,0 +1,123 @@
+"""A checkpoint folder as it lies on disk: its config and an index of its tensors, read from the headers alone.
+
+Belongs here: finding files, parsing config.json and safetensors headers, hashing. Does not belong here: which tensors a
+model family expects (models/), reading weights (weights.py), torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench.errors import UserError
+
+CONFIG_FILE = "config.json"
+INDEX_FILE = "model.safetensors.index.json"
+_READ_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where one tensor lies."""
+
+    name: str
+    file: Path
+    #: As safetensors spells it: "F32", "BF16", ...
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A folder with config.json and safetensors files."""
+
+    path: Path
+    config: dict[str, Any]
+    #: tensor name -> entry
+    tensors: dict[str, TensorEntry]
+    #: The safetensors files, sorted by name.
+    files: tuple[Path, ...]
+
+    @classmethod
+    def open(cls, path: str | Path) -> Checkpoint:
+        """Read the config and every header. Raises UserError when the folder is not a whole checkpoint."""
+        folder = Path(path)
+        if not folder.is_dir():
+            raise UserError(f"checkpoint {folder}: no such folder; set model.checkpoint to a folder with {CONFIG_FILE}")
+        config = read_json(folder / CONFIG_FILE)
+        files = _weight_files(folder)
+        tensors: dict[str, TensorEntry] = {}
+        for file in files:
+            for entry in _read_header(file):
+                if entry.name in tensors:
+                    raise UserError(
+                        f"{file}: tensor {entry.name} is also in {tensors[entry.name].file.name}; "
+                        f"remove one of the files, or add {INDEX_FILE} to say which to read"
+                    )
+                tensors[entry.name] = entry
+        return cls(folder, config, tensors, files)
+
+    def sha256(self) -> str:
+        """One hash over config.json and all weight files."""
+        digest = hashlib.sha256()
+        for file in (self.path / CONFIG_FILE, *self.files):
+            digest.update(f"{file.name}:{file.stat().st_size}\n".encode())
+            with file.open("rb") as stream:
+                while chunk := stream.read(_READ_BYTES):
+                    digest.update(chunk)
+        return digest.hexdigest()
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The JSON object in a file, or a UserError."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{file}: no such file; name a checkpoint folder, or fetch what is missing") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: not valid JSON ({error}); fetch the file again") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{file}: expected a JSON object, found {type(value).__name__}; fetch the file again")
+    return value
+
+
+def _weight_files(folder: Path) -> tuple[Path, ...]:
+    index = folder / INDEX_FILE
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise UserError(f"{index}: key 'weight_map' is missing or not an object; fetch the file again")
+        files = [folder / name for name in sorted(set(weight_map.values()))]
+        for file in files:
+            if not file.is_file():
+                raise UserError(f"{file}: named in {INDEX_FILE} but not there; fetch the missing file")
+        return tuple(files)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{folder}: no *.safetensors file, and weights are read from those only; convert or fetch them")
+    return tuple(files)
+
+
+def _read_header(file: Path) -> list[TensorEntry]:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        num_header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if len(prefix) < 8 or 8 + num_header_bytes > size:
+            raise UserError(f"{file}: truncated in its header, {size} bytes in all; fetch the file again")
+        try:
+            header = json.loads(stream.read(num_header_bytes))
+        except (json.JSONDecodeError, UnicodeDecodeError):
+            raise UserError(f"{file}: its header is not a safetensors header; fetch the file again") from None
+    header.pop("__metadata__", None)
+    num_data_bytes = max((fields["data_offsets"][1] for fields in header.values()), default=0)
+    expected_size = 8 + num_header_bytes + num_data_bytes
+    if expected_size > size:
+        raise UserError(
+            f"{file}: truncated, its header promises {expected_size} bytes and it holds {size}; fetch the file again"
+        )
+    return [TensorEntry(name, file, fields["dtype"], tuple(fields["shape"])) for name, fields in header.items()]

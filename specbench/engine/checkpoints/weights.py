@@ -1,0 +1,52 @@
+"""Reads weights from safetensors, one tensor at a time, in the model's dtype on its device. Nothing unpickles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from specbench.engine.checkpoints.checkpoint import Checkpoint
+
+
+class WeightReader:
+    """Hands out tensors of a checked checkpoint by name, and counts the bytes handed out."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        #: Bytes of all tensors read so far, as they lie on the device.
+        self.num_bytes = 0
+        self._tensors = checkpoint.tensors
+        # file -> open handle
+        self._handles: dict[Path, Any] = {}
+
+    def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """One tensor, cast to `dtype` (the model's where None)."""
+        return self._read_into(name, None, dtype or self.dtype)
+
+    def read_rows(self, names: Sequence[str]) -> Tensor:
+        """Matrices [rows_i, columns] stacked into one [sum of rows, columns], each read straight into its place."""
+        shapes = [self._tensors[name].shape for name in names]
+        fused = torch.empty(sum(rows for rows, _ in shapes), shapes[0][1], dtype=self.dtype, device=self.device)
+        start = 0
+        for name, (rows, _) in zip(names, shapes, strict=True):
+            self._read_into(name, fused[start : start + rows], self.dtype)
+            start += rows
+        return fused
+
+    def _read_into(self, name: str, destination: Tensor | None, dtype: torch.dtype) -> Tensor:
+        stored = self._handle(self._tensors[name].file).get_tensor(name)
+        self.num_bytes += stored.numel() * dtype.itemsize
+        if destination is None:
+            destination = torch.empty(stored.shape, dtype=dtype, device=self.device)
+        return destination.copy_(stored)
+
+    def _handle(self, file: Path) -> Any:
+        if file not in self._handles:
+            self._handles[file] = safe_open(file, framework="pt", device="cpu")
+        return self._handles[file]

@@ -1,0 +1,137 @@
+"""One step on the device: inputs, forward, verification, commit, drafts.
+
+Belongs here: the order of one step. Does not belong here: what runs (scheduling/), what one part of the step does
+(its own file), any feature of one model or proposer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from specbench.engine.config import EngineConfig
+from specbench.engine.execution.input_batch import InputBatch
+from specbench.engine.execution.request_state import RequestState
+from specbench.engine.layers.cache import CachePool
+from specbench.engine.layers.metadata import AttentionMetadataBuilder, RowLayout
+from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
+from specbench.engine.models.target import TargetModel
+from specbench.engine.proposers.proposer import DraftBatch, Proposer
+from specbench.engine.sampling.sampler import sample
+from specbench.engine.sampling.verification import Verdict, sample_and_match
+from specbench.engine.scheduling.step import DECODE, SchedulerOutput, StepOutput
+
+
+class ModelRunner:
+    """Runs steps in the order in which they are handed over; holds the request rows."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: TargetModel,
+        proposer: Proposer | None,
+        caches: Mapping[str, CachePool],
+    ):
+        self.model = model
+        self.proposer = proposer
+        self.caches = caches
+        self.k = config.num_speculative_tokens
+        self.num_target_groups = len(model.cache_groups())
+        self.state = RequestState(
+            num_groups=len(caches),
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            num_speculative_tokens=self.k,
+            block_size=config.block_size,
+            device=model.device,
+        )
+        self.metadata_builder = AttentionMetadataBuilder(
+            model.cache_groups(), config.block_size, model.relative_extents, model.device
+        )
+        self._is_cpu = model.device.type == "cpu"
+
+    @torch.inference_mode()
+    def execute(self, output: SchedulerOutput) -> StepOutput:
+        if output.finished_rows and self.proposer is not None:
+            self.proposer.release(output.finished_rows)
+        self.state.apply(output)
+        batch = InputBatch.gather(output, self.state, self.k)
+        times = [time.perf_counter()]
+        metadata, hidden = self._forward(output, batch)
+        times.append(time.perf_counter())
+        verdict = self._verify(output, batch, metadata, hidden)
+        num_valid = self._commit(batch, verdict)
+        times.append(time.perf_counter())
+        num_proposed = self._propose(output, batch, verdict, num_valid, hidden)
+        times.append(time.perf_counter())
+        return self._to_host(verdict, num_proposed, times)
+
+    def _forward(self, output: SchedulerOutput, batch: InputBatch) -> tuple[AttentionMetadata, TargetOutput]:
+        layout = RowLayout(
+            batch.indices.query_start_loc_np, batch.first_position, None, np.asarray(output.max_seq_lens)
+        )
+        metadata = self.metadata_builder.build(batch.block_tables[: self.num_target_groups], layout)
+        embeds = self.model.embed(batch.token_ids(self.state, metadata.positions))
+        return metadata, self.model.forward(embeds, metadata, self.caches)
+
+    def _verify(
+        self, output: SchedulerOutput, batch: InputBatch, metadata: AttentionMetadata, hidden: TargetOutput
+    ) -> Verdict:
+        indices = batch.indices
+        logits = self.model.compute_logits(hidden.hidden_states[indices.token_row_of_logits])
+        if len(logits) == 0:  # partial chunks only: every column of the index map would point at no row
+            sampled = torch.zeros_like(indices.logits_row_of_column)
+        else:
+            sampled = sample(logits, batch.sampling_rows(self.state, output, metadata.positions))
+            sampled = sampled[indices.logits_row_of_column]
+        draft_ids = batch.draft_ids(self.state, self.k)
+        return sample_and_match(sampled, draft_ids, indices.num_drafts, indices.samples)
+
+    def _commit(self, batch: InputBatch, verdict: Verdict) -> torch.Tensor:
+        """Returns the rows of each request that survived, [num_requests]."""
+        num_valid = batch.indices.num_rows - batch.indices.num_drafts + verdict.num_accepted
+        self.state.commit(batch.rows, verdict.token_ids, verdict.num_sampled, num_valid)
+        return num_valid
+
+    def _propose(
+        self, output: SchedulerOutput, batch: InputBatch, verdict: Verdict, num_valid: torch.Tensor, hidden: TargetOutput
+    ) -> torch.Tensor:
+        """Let the proposer draft; returns how many drafts it left for each request, [num_requests]."""
+        if self.proposer is None:
+            return torch.zeros_like(num_valid)
+        is_sampled = batch.indices.samples > 0
+        draft_columns = torch.where(is_sampled, self.state.num_tokens[batch.rows], self.state.spill_column)
+        draft_batch = DraftBatch(
+            rows=batch.rows,
+            query_start_loc_np=batch.indices.query_start_loc_np,
+            first_position=batch.first_position,
+            num_valid=num_valid,
+            num_accepted=verdict.num_accepted,
+            is_chunk_np=tuple(mode != DECODE for mode in output.modes),
+            max_seq_lens_np=tuple(output.max_seq_lens),
+            hidden_states=hidden.hidden_states,
+            residual=hidden.residual,
+            token_pool=self.state.token_pool,
+            draft_columns=draft_columns,
+            block_tables=batch.block_tables[self.num_target_groups :],
+            caches=self.caches,
+        )
+        self.proposer.propose(draft_batch)
+        columns = draft_columns[:, None] + torch.arange(self.k, device=draft_columns.device)
+        is_draft = self.state.token_pool[batch.rows[:, None], columns] >= 0
+        return is_draft.long().cumprod(dim=1).sum(dim=1) * is_sampled
+
+    def _to_host(self, verdict: Verdict, num_proposed: torch.Tensor, times: list[float]) -> StepOutput:
+        """One copy from the device for everything that the host learns of a step."""
+        counts = torch.stack([verdict.num_sampled, verdict.num_drafted, num_proposed], dim=1)
+        step = torch.cat([verdict.token_ids, counts], dim=1).cpu().numpy()
+        step_output = StepOutput(
+            token_ids=step[:, :-3], num_sampled=step[:, -3], num_drafted=step[:, -2], num_proposed=step[:, -1]
+        )
+        if self._is_cpu:  # elsewhere the host's clock says when work was queued, not how long it took
+            step_output.target_s, step_output.verify_s = times[1] - times[0], times[2] - times[1]
+            step_output.draft_s = times[3] - times[2]
+        return step_output

@@ -1,0 +1,93 @@
+"""The truth on the device: one persistent row a request, kept from admission to release.
+
+Belongs here: counts, the token pool, sampling parameters, block tables. Does not belong here: per-step tensors
+(input_batch.py), what a proposer remembers (its own buffers).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from specbench.engine.layers.metadata import num_table_columns
+from specbench.engine.scheduling.step import NewBlocks, NewRequest, SchedulerOutput
+
+
+class RequestState:
+    """Rows of running requests. `apply` takes over what the scheduler said; `commit` moves the counts."""
+
+    def __init__(
+        self,
+        num_groups: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        num_speculative_tokens: int,
+        block_size: int,
+        device: torch.device,
+    ):
+        k = num_speculative_tokens
+        self.device = device
+        #: First column of the area that drafts of partial chunks are written to and nobody reads.
+        self.spill_column = max_model_len + k + 1
+        # [max_num_seqs, max_model_len + 2k + 2] int64: committed tokens, then drafts (-1: none)
+        self.token_pool = torch.zeros(max_num_seqs, self.spill_column + k + 1, dtype=torch.int64, device=device)
+        # [max_num_seqs] int64 each: committed tokens; those whose caches are written
+        self.num_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self.num_computed = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        # [max_num_seqs] each: sampling parameters
+        self.key = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self.temperature = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
+        self.top_k = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self.top_p = torch.ones(max_num_seqs, dtype=torch.float32, device=device)
+        # [max_num_seqs] on the host: which sampling passes a batch needs
+        self.is_sampled_np = np.zeros(max_num_seqs, dtype=bool)
+        self.has_top_k_np = np.zeros(max_num_seqs, dtype=bool)
+        self.has_top_p_np = np.zeros(max_num_seqs, dtype=bool)
+        # [num_groups, max_num_seqs, num_columns] int32: column 0 is the null block, logical block j is column j + 1
+        num_columns = num_table_columns(self.spill_column, block_size)
+        self.block_tables = torch.zeros(num_groups, max_num_seqs, num_columns, dtype=torch.int32, device=device)
+
+    def apply(self, output: SchedulerOutput) -> None:
+        for request in output.new_requests:
+            self._add(request)
+        for blocks in output.new_blocks:
+            self._append(blocks)
+
+    def _add(self, request: NewRequest) -> None:
+        row = request.row
+        num_tokens = len(request.token_ids)
+        self.token_pool[row, :num_tokens] = torch.tensor(request.token_ids, dtype=torch.int64)
+        # Drafts of an earlier occupant must not be taken for this request's.
+        self.token_pool[row, num_tokens:] = -1
+        self.block_tables[:, row] = 0
+        self.num_tokens[row] = num_tokens
+        self.num_computed[row] = request.num_computed_tokens
+        self.key[row] = request.key
+        self.temperature[row] = request.temperature
+        self.top_k[row] = request.top_k
+        self.top_p[row] = request.top_p
+        self.is_sampled_np[row] = request.temperature > 0
+        self.has_top_k_np[row] = request.temperature > 0 and request.top_k > 0
+        self.has_top_p_np[row] = request.temperature > 0 and request.top_p < 1
+
+    def _append(self, blocks: NewBlocks) -> None:
+        first_column = blocks.start + 1
+        columns = slice(first_column, first_column + len(blocks.block_ids))
+        self.block_tables[blocks.group, blocks.row, columns] = torch.tensor(blocks.block_ids, dtype=torch.int32)
+
+    def commit(
+        self, rows: torch.Tensor, token_ids: torch.Tensor, num_sampled: torch.Tensor, num_computed: torch.Tensor
+    ) -> None:
+        """Append verified tokens and move the counts.
+
+        rows: [num_requests]. token_ids: [num_requests, k + 1], of which the first num_sampled are committed.
+        num_computed: [num_requests], rows that survived verification. Columns behind the committed tokens hold
+        leftovers until the proposer writes the next drafts there.
+        """
+        columns = torch.arange(token_ids.shape[1], device=self.device)
+        num_tokens = self.num_tokens[rows]
+        is_committed = columns < num_sampled[:, None]
+        targets = torch.where(is_committed, num_tokens[:, None] + columns, self.token_pool.shape[1] - 1)
+        self.token_pool[rows[:, None], targets] = token_ids
+        self.num_tokens[rows] = num_tokens + num_sampled
+        self.num_computed[rows] += num_computed

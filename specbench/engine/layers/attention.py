@@ -1,0 +1,106 @@
+"""Grouped-query attention over a paged cache, with short convolutions on keys and values and a relative bias."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench.engine.kernels.attention import RelativeBias, attend
+from specbench.engine.layers.metadata import AttentionMetadata
+from specbench.engine.layers.norm import RMSNorm
+from specbench.engine.layers.short_conv import ShortConv
+
+
+class RelativeAttention:
+    """One attention layer. Query, relative, key and value projections are one matrix, in this order."""
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        # [heads * (d + d_rel) + 2 * kv_heads * d, hidden]
+        input_projection: Tensor,
+        # [hidden, heads * d]
+        output_projection: Tensor,
+        # over the channels of all keys, then all values
+        kv_conv: ShortConv,
+        # weight [heads + kv_heads, d]
+        head_norm: RMSNorm,
+        bias: RelativeBias,
+        # Cache group of the keys and values, and of the convolution's inputs
+        kv_group: str,
+        conv_group: str,
+    ) -> None:
+        self._num_heads = num_heads
+        self._num_kv_heads = num_kv_heads
+        self._head_dim = head_dim
+        self._input_projection = input_projection
+        self._output_projection = output_projection
+        self._kv_conv = kv_conv
+        self._head_norm = head_norm
+        self._bias = bias
+        self._kv_group = kv_group
+        self._conv_group = conv_group
+        self._query_width = num_heads * head_dim
+        self._kv_width = num_kv_heads * head_dim
+        # Queries and keys are normed per head, hence 1/d and not 1/sqrt(d).
+        self._scale = 1.0 / head_dim
+
+    def __call__(
+        self,
+        x: Tensor,
+        metadata: AttentionMetadata,
+        kv_cache: Tensor,
+        conv_cache: Tensor,
+        log_scale: Tensor | None,
+    ) -> Tensor:
+        # x: [T, hidden]; kv_cache: [slots + 1, 2, kv_heads, d]; conv_cache: [slots + 1, 2 * kv_heads * d]
+        # log_scale: [T, 1, 1] fp32, a factor of every score of a row
+        num_tokens = x.shape[0]
+        projected = F.linear(x, self._input_projection)
+        kv_start = projected.shape[1] - 2 * self._kv_width
+        kv = self._kv_conv(
+            projected[:, kv_start:],
+            conv_cache,
+            metadata.slot_mapping[self._conv_group],
+            metadata.tap_slots[self._conv_group],
+        )
+        heads = torch.cat((projected[:, : self._query_width], kv[:, : self._kv_width]), 1)
+        heads = self._head_norm(heads.view(num_tokens, -1, self._head_dim))
+        query = heads[:, : self._num_heads]
+        relative = projected[:, self._query_width : kv_start].view(num_tokens, self._num_heads, -1)
+        if log_scale is not None:
+            query = (query * log_scale).to(x.dtype)
+            relative = (relative * log_scale).to(x.dtype)
+        values = kv[:, self._kv_width :].view(num_tokens, self._num_kv_heads, self._head_dim)
+        stored = torch.stack((heads[:, self._num_heads :], values), 1)
+        kv_cache.index_put_((metadata.slot_mapping[self._kv_group],), stored)
+        attended = self._attend(query, relative, kv_cache, metadata)
+        return F.linear(attended, self._output_projection)
+
+    def _attend(self, query: Tensor, relative: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
+        # query: [T, heads, d]; relative: [T, heads, d_rel] -> [T, heads * d]
+        output = None
+        for segment in metadata.segments:
+            keys = segment.keys[self._kv_group]
+            shape = (segment.num_reqs, segment.num_rows, self._num_heads, -1)
+            if segment.rows is None:
+                return attend(
+                    query.view(shape), relative.view(shape), kv_cache, keys.slots, keys.columns, self._bias, self._scale
+                )
+            if output is None:
+                output = query.new_empty(query.shape[0], self._query_width)
+            output[segment.rows] = attend(
+                query[segment.rows].view(shape),
+                relative[segment.rows].view(shape),
+                kv_cache,
+                keys.slots,
+                keys.columns,
+                self._bias,
+                self._scale,
+            )
+        assert output is not None
+        return output

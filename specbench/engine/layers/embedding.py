@@ -1,0 +1,32 @@
+"""The token table and the head over it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Embedding:
+    """Rows of the token table."""
+
+    def __init__(self, weight: Tensor) -> None:
+        #: [padded_vocab_size, hidden_size]
+        self.weight = weight
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        # token_ids: [T] -> [T, hidden_size]
+        return F.embedding(token_ids, self.weight)
+
+
+class LogitsHead:
+    """Hidden states to logits over the token ids that exist."""
+
+    def __init__(self, weight: Tensor, vocab_size: int, divisor: float) -> None:
+        #: [vocab_size, hidden_size]: the padding rows are cut off, so no id past the vocabulary can be produced.
+        self._weight = weight[:vocab_size]
+        self._divisor = divisor
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        # hidden: [R, hidden_size] -> [R, vocab_size] fp32
+        return F.linear(hidden / self._divisor, self._weight).to(torch.float32)

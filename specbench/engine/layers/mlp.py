@@ -1,0 +1,27 @@
+"""Dense gated MLP."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def deinterleave(weight: Tensor) -> Tensor:
+    """Rows gate, up, gate, up ... (dimension -2) to all gates, then all ups: two contiguous halves of one product."""
+    *leading, rows, columns = weight.shape
+    return weight.view(*leading, rows // 2, 2, columns).transpose(-3, -2).reshape(weight.shape)
+
+
+class GatedMLP:
+    """down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        #: [2 * width, hidden], gates first
+        self._gate_up = gate_up
+        #: [hidden, width]
+        self._down = down
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # x: [T, hidden]
+        gate, up = F.linear(x, self._gate_up).chunk(2, -1)
+        return F.linear(F.silu(gate) * up, self._down)

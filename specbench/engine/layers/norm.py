@@ -1,0 +1,34 @@
+"""RMSNorm."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class RMSNorm:
+    """x / sqrt(mean(x^2) + eps) * weight over the last dimension, in fp32.
+
+    The weight may have more dimensions than one: its rows then apply to rows of x (different heads, different halves).
+    """
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        size = weight.shape[-1]
+        self._eps = eps
+        self._shape = (size,)
+        self._weight = weight
+        self._is_fused = weight.is_cuda
+        # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(size * eps)) / sqrt(size)
+        self._root = torch.tensor(math.sqrt(size * eps), dtype=torch.float32, device=weight.device)
+        self._scaled_weight = weight.float() * math.sqrt(size)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # x: [..., *weight.shape]
+        if self._is_fused:
+            return F.rms_norm(x, self._shape, eps=self._eps) * self._weight
+        # On a CPU F.rms_norm runs as seven small operations; these are four.
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+        return (x / torch.hypot(length, self._root) * self._scaled_weight).to(x.dtype)

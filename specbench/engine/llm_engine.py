@@ -1,0 +1,368 @@
+"""The embedded engine's one public class: requests in, results with every verify step out.
+
+Belongs here: the life of a request and the order schedule -> execute -> settle. Does not belong here: what is
+scheduled (scheduling/), how a step runs (execution/), what is recorded about a run (benchmark.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from specbench.engine.cache_group import CacheGroupSpec
+from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.config import EngineConfig
+from specbench.engine.execution.memory import MemoryPlan, plan_memory
+from specbench.engine.execution.model_runner import ModelRunner
+from specbench.engine.layers.cache import CachePool
+from specbench.engine.models.registry import build_model, load_model_config
+from specbench.engine.output_stream import OutputStream
+from specbench.engine.proposers.proposer import Proposer, ProposerRequirements
+from specbench.engine.proposers.registry import PROPOSERS
+from specbench.engine.request import Request
+from specbench.engine.scheduling.kv_cache import KVCacheManager
+from specbench.engine.scheduling.scheduler import Scheduler, SchedulerConfig
+from specbench.engine.scheduling.step import SchedulerOutput, StepOutput
+from specbench.engine.tokenizer import encode_prompt, load_tokenizer
+from specbench.errors import UserError
+from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Load
+from specbench.records import EngineStep, RequestRecord, VerifyStep
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_NO_PROPOSER = ProposerRequirements(
+    num_speculative_tokens=0, cache_groups=(), num_prompt_lookahead=0, fixed_bytes=0
+)
+
+
+class _Running:
+    """A request, its stop conditions and its verify steps so far."""
+
+    def __init__(self, request: Request, stream: OutputStream, prompt_text: str | None):
+        self.request = request
+        self.stream = stream
+        self.prompt_text = prompt_text
+        self.verify_steps: list[VerifyStep] = []
+
+
+class LLMEngine:
+    """Continuous batching over one checkpoint. `add_request` and `step` are the loop; `generate` runs it under a load.
+
+    `clock` gives seconds since the run's start.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        clock: Callable[[], float] = time.perf_counter,
+        on_progress: Callable[[str], None] = lambda message: None,
+    ):
+        self.config = config
+        self.clock = clock
+        on_progress("reading the checkpoint")
+        checkpoint = Checkpoint.open(config.checkpoint)
+        self.model_config = load_model_config(checkpoint)
+        self.tokenizer = load_tokenizer(config.checkpoint, config.tokenizer, config.chat_template)
+        on_progress("loading weights")
+        device = torch.device(config.device)
+        self.model = build_model(checkpoint, self.model_config, _DTYPES[config.dtype], device)
+        proposer = None if config.proposer == "none" else PROPOSERS[config.proposer](config, checkpoint)
+        requirements = _NO_PROPOSER if proposer is None else proposer.requirements()
+        specs = self.model.cache_groups() + requirements.cache_groups
+        self.memory = plan_memory(config, specs, requirements.fixed_bytes)
+        on_progress("allocating caches")
+        self.caches = _allocate_caches(self.memory, self.model.dtype, device)
+        if proposer is not None:
+            proposer.load(self.model)
+            proposer.capture()
+        self.runner = ModelRunner(config, self.model, proposer, self.caches)
+        self.scheduler = _build_scheduler(config, specs, self.memory, requirements)
+        self._running: dict[str, _Running] = {}
+        self._outstanding: deque[tuple[SchedulerOutput, StepOutput, float, float]] = deque()
+        self._next_generation = 0
+
+    def add_request(self, source: GenerateRequest, arrival_s: float) -> None:
+        """Queue a request. Raises UserError when it can never run: no tokenizer, ids or length out of range."""
+        if source.request_id in self._running:
+            raise UserError(f"request id {source.request_id!r} is already running: ids must be unique")
+        prompt = encode_prompt(self.tokenizer, source)
+        self._check_prompt(source.request_id, prompt.token_ids)
+        max_output = min(source.sampling.max_output_tokens, self.config.max_model_len - len(prompt.token_ids))
+        if source.sampling.stop and self.tokenizer is None:
+            raise UserError(f"request {source.request_id}: stop strings need a tokenizer: set model.tokenizer")
+        request = Request(source, prompt.token_ids, max_output, arrival_s, self._next_generation)
+        self._next_generation += 1
+        stream = OutputStream(source.sampling, self.model_config.eos_token_ids, max_output, self.tokenizer)
+        if not self.scheduler.kv_cache.fits_ever(self.scheduler.longest_sequence(request)):
+            raise UserError(
+                f"request {source.request_id}: {len(prompt.token_ids)} prompt and {max_output} output tokens need "
+                "more blocks than there are: raise cache.num_blocks or lower eval.max_output_tokens"
+            )
+        self._running[source.request_id] = _Running(request, stream, prompt.text)
+        self.scheduler.add(request)
+
+    def _check_prompt(self, request_id: str, token_ids: list[int]) -> None:
+        if not token_ids:
+            raise UserError(f"request {request_id}: the prompt is empty: give at least one token")
+        if len(token_ids) >= self.config.max_model_len:
+            raise UserError(
+                f"request {request_id}: a prompt of {len(token_ids)} tokens leaves no room for output in a context of "
+                f"model.max_model_len={self.config.max_model_len}: shorten it or raise model.max_model_len"
+            )
+        if min(token_ids) < 0 or max(token_ids) >= self.model_config.vocab_size:
+            raise UserError(
+                f"request {request_id}: prompt_token_ids must lie in [0, {self.model_config.vocab_size}), the "
+                "checkpoint's vocabulary"
+            )
+
+    @property
+    def has_requests(self) -> bool:
+        return self.scheduler.has_requests
+
+    def step(self) -> tuple[list[GenerateResult], EngineStep | None]:
+        """Schedule and run one step, and settle the oldest one that is due. Returns the requests that finished, and
+        the settled step's record (None while the pipeline fills)."""
+        start_s = self.clock()
+        output = self.scheduler.schedule()
+        schedule_s = self.clock() - start_s
+        if output.num_requests:
+            self._outstanding.append((output, self.runner.execute(output), start_s, schedule_s))
+        elif not self._outstanding:
+            raise AssertionError("requests are waiting, and nothing can ever run: admission let one in that cannot fit")
+        if len(self._outstanding) > self.config.pipeline_depth or not output.num_requests:
+            return self._settle(*self._outstanding.popleft())
+        return [], None
+
+    def _settle(
+        self, output: SchedulerOutput, result: StepOutput, start_s: float, schedule_s: float
+    ) -> tuple[list[GenerateResult], EngineStep]:
+        end_s = self.clock()
+        finished = []
+        kv_blocks_used = self.scheduler.kv_cache.num_blocks_used
+        num_sampled, num_drafted = result.num_sampled.tolist(), result.num_drafted.tolist()
+        num_proposed, token_ids = result.num_proposed.tolist(), result.token_ids.tolist()
+        for index, request_id in enumerate(output.request_ids):
+            running = self._running.get(request_id)
+            if running is None or running.request.generation != output.generations[index]:
+                raise AssertionError("a row is released only when its last outstanding step settles")
+            self._settle_request(
+                running, output, index, token_ids[index][: num_sampled[index]], num_drafted[index], num_proposed[index],
+                start_s, end_s,
+            )
+            if running.request.is_finished and not running.request.in_flight:
+                finished.append(self._finish(self._running.pop(request_id)))
+        return finished, self._engine_step(output, result, start_s, end_s, schedule_s, kv_blocks_used)
+
+    def _settle_request(
+        self,
+        running: _Running,
+        output: SchedulerOutput,
+        index: int,
+        token_ids: list[int],
+        num_drafted: int,
+        num_proposed: int,
+        start_s: float,
+        end_s: float,
+    ) -> None:
+        request = running.request
+        if request.first_scheduled_s is None:
+            request.first_scheduled_s = start_s
+        kept: list[int] = []
+        if token_ids and not request.is_finished:
+            kept, reason = running.stream.push(token_ids)
+            if request.num_output_tokens == 0:
+                request.first_token_s = end_s
+            else:
+                running.verify_steps.append(
+                    _verify_step(request, output, num_drafted, len(token_ids) - 1, len(kept), end_s,
+                                 len(running.verify_steps))
+                )
+            request.last_token_s = end_s
+            if reason is not None:
+                self.scheduler.finish(request, reason)
+        num_rows = output.num_tokens[index]
+        num_rejected = num_rows - len(token_ids) if output.is_decode(index) else 0
+        self.scheduler.settle(request, num_rejected, kept, num_proposed)
+
+    def _engine_step(
+        self,
+        output: SchedulerOutput,
+        result: StepOutput,
+        start_s: float,
+        end_s: float,
+        schedule_s: float,
+        kv_blocks_used: int,
+    ) -> EngineStep:
+        return EngineStep(
+            engine_step=output.step,
+            start_s=start_s,
+            end_s=end_s,
+            num_prefill_tokens=output.num_prefill_tokens,
+            num_decode_requests=output.num_decode_requests,
+            num_tokens=output.total_tokens,
+            schedule_s=schedule_s,
+            target_s=result.target_s,
+            verify_s=result.verify_s,
+            draft_s=result.draft_s,
+            kv_blocks_used=kv_blocks_used,
+            num_preempted=output.num_preempted,
+        )
+
+    def _finish(self, running: _Running) -> GenerateResult:
+        request, stream = running.request, running.stream
+        text_ids = request.output_token_ids[:-1] if stream.ends_in_stop_token else request.output_token_ids
+        answer, reasoning = "", ""
+        if self.tokenizer is not None:
+            channels = self.tokenizer.split_channels(text_ids, stream.match.num_cut_chars if stream.match else 0)
+            answer, reasoning = channels.answer_text, channels.reasoning_text
+        return GenerateResult(
+            record=_request_record(request),
+            verify_steps=running.verify_steps,
+            prompt_token_ids=request.prompt_token_ids,
+            output_token_ids=request.output_token_ids,
+            output_text=answer,
+            reasoning_text=reasoning,
+            prompt_text=running.prompt_text,
+        )
+
+    def generate(self, requests: Iterable[GenerateRequest], load: Load, listener: GenerateListener) -> None:
+        """Run all requests, submitted as `load` says. A request that cannot run is a result with an error."""
+        start_s = self.clock()
+        source = iter(requests)
+        num_submitted, is_exhausted = 0, False
+        while not is_exhausted or self.has_requests:
+            num_due = load.num_due(self.clock() - start_s, num_submitted, len(self._running))
+            for _ in range(num_due if not is_exhausted else 0):
+                is_exhausted = not self._submit_next(source, listener)
+                if is_exhausted:
+                    break
+                num_submitted += 1
+            if self.has_requests:
+                finished, engine_step = self.step()
+                if engine_step is not None:
+                    listener.on_engine_step(engine_step)
+                for result in finished:
+                    listener.on_finished(result)
+            elif not is_exhausted:
+                self._wait_until_due(load, start_s, num_submitted)
+
+    def _submit_next(self, source: Iterator[GenerateRequest], listener: GenerateListener) -> bool:
+        """Whether there was another request."""
+        request = next(source, None)
+        if request is None:
+            return False
+        arrival_s = self.clock()
+        try:
+            self.add_request(request, arrival_s)
+        except UserError as error:
+            listener.on_finished(_failed(request, arrival_s, str(error)))
+        return True
+
+    def _wait_until_due(self, load: Load, start_s: float, num_submitted: int) -> None:
+        due_s = load.next_due_s(self.clock() - start_s, num_submitted)
+        if due_s is not None:
+            time.sleep(max(0.0, start_s + due_s - self.clock()))
+
+
+def _build_scheduler(
+    config: EngineConfig,
+    specs: tuple[CacheGroupSpec, ...],
+    memory: MemoryPlan,
+    requirements: ProposerRequirements,
+) -> Scheduler:
+    if config.max_num_batched_tokens < requirements.num_prompt_lookahead:
+        raise UserError(
+            f"engine.max_num_batched_tokens={config.max_num_batched_tokens} is below the "
+            f"{requirements.num_prompt_lookahead} prompt tokens that the drafter reads ahead, and a chunk of a prompt "
+            f"could stall: set it to {requirements.num_prompt_lookahead} or more"
+        )
+    scheduler_config = SchedulerConfig(
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        num_speculative_tokens=requirements.num_speculative_tokens,
+        num_prompt_lookahead=requirements.num_prompt_lookahead,
+        trim_to_max_tokens=config.trim_to_max_tokens,
+        pipeline_depth=config.pipeline_depth,
+    )
+    return Scheduler(scheduler_config, KVCacheManager(list(specs), config.block_size, list(memory.num_blocks)))
+
+
+def _allocate_caches(memory: MemoryPlan, dtype: torch.dtype, device: torch.device) -> dict[str, CachePool]:
+    return {
+        spec.name: CachePool(spec, num_blocks, memory.block_size, dtype, device)
+        for spec, num_blocks in zip(memory.specs, memory.num_blocks, strict=True)
+    }
+
+
+def _verify_step(
+    request: Request,
+    output: SchedulerOutput,
+    num_drafted: int,
+    num_accepted: int,
+    num_emitted: int,
+    end_s: float,
+    step: int,
+) -> VerifyStep:
+    num_discarded = num_accepted + 1 - num_emitted
+    return VerifyStep(
+        request_id=request.request_id,
+        step=step,
+        engine_step=output.step,
+        output_index=request.num_output_tokens,
+        num_drafted=num_drafted,
+        num_accepted=num_accepted,
+        num_emitted=num_emitted,
+        num_discarded=num_discarded,
+        is_trimmed=num_discarded > 0,
+        batch_size=output.num_requests,
+        end_s=end_s,
+    )
+
+
+def _request_record(request: Request) -> RequestRecord:
+    source = request.source
+    assert request.finish_reason is not None
+    return RequestRecord(
+        request_id=source.request_id,
+        sample_id=source.sample_id,
+        turn=source.turn,
+        repeat=source.repeat,
+        is_warmup=source.is_warmup,
+        category=source.category,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_prompt_tokens=0,
+        num_output_tokens=request.num_output_tokens,
+        finish_reason=request.finish_reason,
+        arrival_s=request.arrival_s,
+        first_scheduled_s=request.first_scheduled_s,
+        first_token_s=request.first_token_s,
+        last_token_s=request.last_token_s,
+        num_preemptions=request.num_preemptions,
+        error=None,
+    )
+
+
+def _failed(source: GenerateRequest, arrival_s: float, error: str) -> GenerateResult:
+    """The result of a request that could not be queued."""
+    record = RequestRecord(
+        request_id=source.request_id,
+        sample_id=source.sample_id,
+        turn=source.turn,
+        repeat=source.repeat,
+        is_warmup=source.is_warmup,
+        category=source.category,
+        num_prompt_tokens=len(source.prompt_token_ids or ()),
+        num_cached_prompt_tokens=0,
+        num_output_tokens=0,
+        finish_reason="error",
+        arrival_s=arrival_s,
+        first_scheduled_s=None,
+        first_token_s=None,
+        last_token_s=None,
+        num_preemptions=0,
+        error=error,
+    )
+    return GenerateResult(record, [], list(source.prompt_token_ids or ()), [], "")

@@ -1,0 +1,303 @@
+"""Inkling: the target and its multi-module MTP head, over paged caches.
+
+Belongs here: wiring of layers, which tensor goes where. Does not belong here: fields and shapes (inkling_config.py), cache
+groups (inkling_caches.py), arithmetic of a layer (layers/), the order of drafting (proposers/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specbench.engine.cache_group import CacheGroupSpec
+from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.checkpoints.weights import WeightReader
+from specbench.engine.kernels.attention import RelativeBias
+from specbench.engine.layers.attention import RelativeAttention
+from specbench.engine.layers.cache import CachePool
+from specbench.engine.layers.embedding import Embedding, LogitsHead
+from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
+from specbench.engine.layers.mlp import GatedMLP, deinterleave
+from specbench.engine.layers.moe import MixtureOfExperts, Router
+from specbench.engine.layers.norm import RMSNorm
+from specbench.engine.layers.short_conv import ShortConv
+from specbench.engine.models.inkling_caches import module_cache_groups, target_cache_groups
+from specbench.engine.models.inkling_config import (
+    CHAIN_NORM,
+    AttentionShape,
+    InklingConfig,
+    layer_prefix,
+    module_prefix,
+)
+
+# group name -> pool
+Caches = Mapping[str, CachePool]
+
+
+class CacheIndex:
+    """Where the caches of each block lie."""
+
+    def __init__(self, groups: Sequence[CacheGroupSpec]) -> None:
+        # block's tensor prefix -> (group, index of the layer in it), for keys and values, and for convolution inputs
+        self.kv: dict[str, tuple[CacheGroupSpec, int]] = {}
+        self.conv: dict[str, tuple[CacheGroupSpec, int]] = {}
+        for group in groups:
+            places = self.conv if group.kind == "short_conv" else self.kv
+            places |= {layer: (group, index) for index, layer in enumerate(group.layers)}
+
+
+class InklingBlock:
+    """x += conv(attention(norm(x))); x += conv(mlp(norm(x)))."""
+
+    def __init__(
+        self,
+        config: InklingConfig,
+        weights: WeightReader,
+        prefix: str,
+        shape: AttentionShape,
+        kv_place: tuple[CacheGroupSpec, int],
+        conv_place: tuple[CacheGroupSpec, int],
+        is_sparse: bool,
+    ) -> None:
+        kv_group, self._kv_index = kv_place
+        conv_group, self._conv_index = conv_place
+        self.kv_group = kv_group.name
+        self.extent = shape.extent
+        self._conv_group = conv_group.name
+        norm_eps = config.rms_norm_eps
+        self._attention_norm = RMSNorm(weights.read(prefix + "attn_norm.weight"), norm_eps)
+        self._mlp_norm = RMSNorm(weights.read(prefix + "mlp_norm.weight"), norm_eps)
+        self._attention = self._read_attention(config, weights, prefix, shape, kv_group.window is not None)
+        self._attention_conv = ShortConv(weights.read(prefix + "attn_sconv.weight", torch.float32))
+        self._mlp: GatedMLP | MixtureOfExperts
+        # A dense MLP's global scale is folded into the fp32 convolution after it, which is linear.
+        scale = None
+        if is_sparse:
+            self._mlp = _read_experts(config, weights, prefix + "mlp.")
+        else:
+            gate_up = deinterleave(weights.read(prefix + "mlp.w13_dn.weight"))
+            self._mlp = GatedMLP(gate_up, weights.read(prefix + "mlp.w2_md.weight"))
+            scale = weights.read(prefix + "mlp.global_scale", torch.float32)
+        self._mlp_conv = ShortConv(weights.read(prefix + "mlp_sconv.weight", torch.float32), scale)
+
+    def _read_attention(
+        self, config: InklingConfig, weights: WeightReader, prefix: str, shape: AttentionShape, is_windowed: bool
+    ) -> RelativeAttention:
+        prefix += "attn."
+        head_norm = torch.cat(
+            (
+                weights.read(prefix + "q_norm.weight").expand(shape.num_heads, -1),
+                weights.read(prefix + "k_norm.weight").expand(shape.num_kv_heads, -1),
+            )
+        )
+        kv_conv = torch.cat([weights.read(prefix + f"{name}_sconv.weight", torch.float32) for name in ("k", "v")])
+        return RelativeAttention(
+            num_heads=shape.num_heads,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            input_projection=weights.read_rows(
+                [prefix + f"{name}.weight" for name in ("wq_du", "wr_du", "wk_dv", "wv_dv")]
+            ),
+            output_projection=weights.read(prefix + "wo_ud.weight"),
+            kv_conv=ShortConv(kv_conv),
+            head_norm=RMSNorm(head_norm, config.rms_norm_eps),
+            bias=RelativeBias(weights.read(prefix + "rel_logits_proj.proj"), is_masked_beyond=is_windowed),
+            kv_group=self.kv_group,
+            conv_group=self._conv_group,
+        )
+
+    def __call__(self, x: Tensor, metadata: AttentionMetadata, caches: Caches, log_scale: Tensor | None) -> Tensor:
+        # x: [T, hidden]
+        (kv_cache,) = caches[self.kv_group].layers[self._kv_index]
+        kv_inputs, attention_outputs, mlp_outputs = caches[self._conv_group].layers[self._conv_index]
+        slots = metadata.slot_mapping[self._conv_group]
+        taps = metadata.tap_slots[self._conv_group]
+        attended = self._attention(self._attention_norm(x), metadata, kv_cache, kv_inputs, log_scale)
+        x = x + self._attention_conv(attended, attention_outputs, slots, taps)
+        return x + self._mlp_conv(self._mlp(self._mlp_norm(x)), mlp_outputs, slots, taps)
+
+
+def _read_experts(config: InklingConfig, weights: WeightReader, prefix: str) -> MixtureOfExperts:
+    router = Router(
+        weights.read(prefix + "gate.weight"),
+        weights.read(prefix + "gate.bias", torch.float32),
+        config.num_experts_per_token,
+        config.num_shared_experts,
+        config.route_scale * weights.read(prefix + "gate.global_scale", torch.float32),
+    )
+    gate_up = torch.cat(
+        (
+            deinterleave(weights.read(prefix + "experts.w13_weight")),
+            deinterleave(weights.read(prefix + "shared_experts.shared_w13_weight")),
+        )
+    )
+    down = torch.cat(
+        (
+            weights.read(prefix + "experts.w2_weight").transpose(1, 2),
+            weights.read(prefix + "shared_experts.shared_w2_weight").transpose(1, 2),
+        )
+    ).contiguous()
+    return MixtureOfExperts(router, gate_up, down)
+
+
+def _relative_extents(blocks: Sequence[InklingBlock]) -> dict[str, int]:
+    return {block.kv_group: block.extent for block in blocks}
+
+
+class InklingModel:
+    """The target: token ids to hidden states to logits."""
+
+    def __init__(self, config: InklingConfig, weights: WeightReader) -> None:
+        self.config = config
+        self.hidden_size = config.hidden_size
+        self.dtype = weights.dtype
+        self.device = weights.device
+        self._embedding = Embedding(weights.read("model.llm.embed.weight"))
+        self._embed_norm = RMSNorm(weights.read("model.llm.embed_norm.weight"), config.rms_norm_eps)
+        self._final_norm = RMSNorm(weights.read("model.llm.norm.weight"), config.rms_norm_eps)
+        self._head = LogitsHead(
+            weights.read("model.llm.unembed.weight"), config.vocab_size, config.logits_divisor
+        )
+        self._cache_groups = target_cache_groups(config, weights.dtype.itemsize)
+        index = CacheIndex(self._cache_groups)
+        self._is_local = config.local_layers
+        self._blocks = []
+        for layer, is_local in enumerate(config.local_layers):
+            prefix = layer_prefix(layer)
+            self._blocks.append(
+                InklingBlock(
+                    config,
+                    weights,
+                    prefix,
+                    config.attention(is_local),
+                    index.kv[prefix],
+                    index.conv[prefix],
+                    is_sparse=config.sparse_layers[layer],
+                )
+            )
+        #: attention group name -> distances that have a bias
+        self.relative_extents = _relative_extents(self._blocks)
+        self.num_bytes = weights.num_bytes
+
+    def cache_groups(self) -> tuple[CacheGroupSpec, ...]:
+        """What the target keeps per token."""
+        return self._cache_groups
+
+    def embed_raw(self, token_ids: Tensor) -> Tensor:
+        """Rows of the token table, [T] -> [T, hidden], before the norm that every consumer wants."""
+        return self._embedding(token_ids)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[T] -> [T, hidden]: what `forward` and the MTP modules take."""
+        return self._embed_norm(self._embedding(token_ids))
+
+    def final_norm(self, residual: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        return self._final_norm(residual)
+
+    def forward(self, embeds: Tensor, metadata: AttentionMetadata, caches: Caches) -> TargetOutput:
+        """All layers over the rows of one step. Writes the caches of the rows that are live."""
+        # embeds: [T, hidden]
+        log_scale = self._log_scale(metadata)
+        residual = embeds
+        for block, is_local in zip(self._blocks, self._is_local, strict=True):
+            residual = block(residual, metadata, caches, None if is_local else log_scale)
+        return TargetOutput(hidden_states=self._final_norm(residual), residual=residual)
+
+    def _log_scale(self, metadata: AttentionMetadata) -> Tensor | None:
+        # [T, 1, 1]; None where no row of the step can be past the floor
+        floor = self.config.log_scaling_floor
+        if floor is None or metadata.max_seq_len <= floor:
+            return None
+        excess = ((metadata.positions + 1) / floor).clamp_(min=1.0).log_()
+        return (1.0 + self.config.log_scaling_alpha * excess).view(-1, 1, 1)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] -> [R, vocab_size] fp32."""
+        return self._head(hidden)
+
+
+class InklingModule:
+    """One MTP module: token embedding and previous hidden to the next hidden."""
+
+    def __init__(self, config: InklingConfig, weights: WeightReader, index: CacheIndex, module: int) -> None:
+        prefix = module_prefix(module)
+        norms = torch.stack([weights.read(prefix + f"{name}.weight") for name in ("hidden_norm", "embed_norm")])
+        #: weight [2, hidden]: the previous hidden, then the embedding
+        self._input_norm = RMSNorm(norms, config.rms_norm_eps)
+        #: [hidden, 2 * hidden]
+        self._input_projection = weights.read(prefix + "input_proj.weight")
+        shape = config.attention(config.local_modules[module])
+        self.block = InklingBlock(
+            config,
+            weights,
+            prefix + "transformer_block.",
+            shape,
+            index.kv[prefix],
+            index.conv[prefix],
+            is_sparse=False,
+        )
+
+    def __call__(self, token_embeds: Tensor, hidden: Tensor, metadata: AttentionMetadata, caches: Caches) -> Tensor:
+        # token_embeds, hidden: [T, hidden]
+        inputs = self._input_norm(torch.stack((hidden, token_embeds), 1)).flatten(1)
+        # The scaling of scores by position is the target's alone.
+        return self.block(F.linear(inputs, self._input_projection), metadata, caches, None)
+
+
+class InklingMTPModules:
+    """The first N modules of the MTP head. Table, norm of the embedding, and head are the target's."""
+
+    def __init__(
+        self,
+        config: InklingConfig,
+        weights: WeightReader,
+        target: InklingModel,
+        num_modules: int,
+        faults: tuple[str, ...],
+    ) -> None:
+        self.num_modules = num_modules
+        self._target = target
+        self._cache_groups = module_cache_groups(config, num_modules, weights.dtype.itemsize, faults)
+        index = CacheIndex(self._cache_groups)
+        self._modules = [InklingModule(config, weights, index, module) for module in range(num_modules)]
+        #: attention group name -> distances that have a bias
+        self.relative_extents = _relative_extents([module.block for module in self._modules])
+        self._chain_norm: RMSNorm | None = None
+        if config.chain_hidden_post_norm:
+            self._chain_norm = RMSNorm(weights.read(CHAIN_NORM), config.rms_norm_eps)
+        self.num_bytes = weights.num_bytes
+
+    def cache_groups(self) -> tuple[CacheGroupSpec, ...]:
+        """What the modules keep per token, one layer a module."""
+        return self._cache_groups
+
+    def forward_module(
+        self, module: int, token_embeds: Tensor, hidden: Tensor, metadata: AttentionMetadata, caches: Caches
+    ) -> Tensor:
+        """One module over the rows of a drafting pass: [T, hidden] -> [T, hidden], which feeds the head and the next
+        module alike."""
+        output = self._modules[module](token_embeds, hidden, metadata, caches)
+        return output if self._chain_norm is None else self._chain_norm(output)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] -> [R, vocab_size] fp32, by the target's head."""
+        return self._target.compute_logits(hidden)
+
+
+def load_model(
+    checkpoint: Checkpoint, config: InklingConfig, dtype: torch.dtype, device: torch.device
+) -> InklingModel:
+    """The target of a checked checkpoint."""
+    return InklingModel(config, WeightReader(checkpoint, dtype, device))
+
+
+def load_modules(
+    checkpoint: Checkpoint, target: InklingModel, num_modules: int, faults: tuple[str, ...]
+) -> InklingMTPModules:
+    """The first `num_modules` modules of a checked checkpoint."""
+    weights = WeightReader(checkpoint, target.dtype, target.device)
+    return InklingMTPModules(target.config, weights, target, num_modules, faults)

@@ -1,0 +1,339 @@
+"""Inkling's config.json, in the checkpoint's own spelling and in that of transformers, and the tensors it implies.
+
+Belongs here: fields, their two spellings, names and shapes of tensors. Does not belong here: torch, reading weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint, read_json
+from specbench.engine.checkpoints.checks import ExpectedTensors
+from specbench.errors import UserError
+
+ARCHITECTURE = "InklingForConditionalGeneration"
+CHAIN_NORM = "model.mtp.chain_norm.weight"
+
+#: Flags of the text config, and the only value that is implemented.
+_FIXED_FLAGS: dict[str, Any] = {
+    "use_embed_norm": True,
+    "use_sconv": True,
+    "use_gate_bias": True,
+    "use_global_scale": True,
+    "norm_after_topk": True,
+    "shared_expert_sink": True,
+    "gate_activation": "sigmoid",
+    "hidden_act": "silu",
+    "q_bias": False,
+    "o_bias": False,
+    "final_logit_softcapping": None,
+    "inference_moe_w13_interleaved": True,
+    "mtp_hidden_states_first": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """Sizes of one kind of attention layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    #: Distances that have a relative bias: 0 .. extent - 1.
+    extent: int
+    #: Keys that a row sees, itself included; None: all.
+    window: int | None
+
+    @property
+    def query_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class InklingConfig:
+    """Everything the model needs from config.json."""
+
+    architecture: str
+    #: Token ids that exist; the embedding and the head may hold more rows.
+    vocab_size: int
+    padded_vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    hidden_size: int
+    rms_norm_eps: float
+    global_attention: AttentionShape
+    local_attention: AttentionShape
+    d_rel: int
+    #: Positions up to this one are not scaled; None: none ever is.
+    log_scaling_floor: int | None
+    log_scaling_alpha: float
+    conv_kernel_size: int
+    #: Per layer: whether its attention is windowed.
+    local_layers: tuple[bool, ...]
+    #: Per layer: whether its MLP is a mixture of experts.
+    sparse_layers: tuple[bool, ...]
+    dense_width: int
+    expert_width: int
+    num_experts: int
+    num_experts_per_token: int
+    num_shared_experts: int
+    route_scale: float
+    #: Hidden states are divided by it before the head (muP).
+    logits_divisor: float
+    #: Per MTP module in the checkpoint: whether its attention is windowed.
+    local_modules: tuple[bool, ...]
+    chain_hidden_post_norm: bool
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.local_layers)
+
+    @property
+    def num_modules(self) -> int:
+        return len(self.local_modules)
+
+    def attention(self, is_local: bool) -> AttentionShape:
+        return self.local_attention if is_local else self.global_attention
+
+
+class _Section:
+    """One JSON object of config.json whose missing fields are told by file and key."""
+
+    def __init__(self, file: Path, name: str, values: dict[str, Any]) -> None:
+        self._file = file
+        self._name = name
+        self._values = values
+
+    def number(self, *spellings: str) -> Any:
+        """The first spelling that is present and not null."""
+        value = self.optional(*spellings)
+        if value is None:
+            self.fail(spellings[0], f"missing (spellings known: {', '.join(spellings)}); add it")
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            self.fail(spellings[0], f"expected a positive number, found {value!r}; correct it")
+        return value
+
+    def optional(self, *spellings: str) -> Any:
+        for spelling in spellings:
+            if self._values.get(spelling) is not None:
+                return self._values[spelling]
+        return None
+
+    def fail(self, key: str, problem: str) -> None:
+        raise UserError(f"{self._file}: key {self._name}{key}: {problem}")
+
+    def check_flags(self) -> None:
+        for key, value in _FIXED_FLAGS.items():
+            if key in self._values and self._values[key] != value:
+                self.fail(key, f"{self._values[key]!r} is not implemented, only {value!r}; use another checkpoint")
+
+
+def parse_config(checkpoint: Checkpoint) -> InklingConfig:
+    """InklingConfig from either spelling."""
+    file = checkpoint.path / CONFIG_FILE
+    raw = checkpoint.config
+    if not isinstance(raw.get("text_config"), dict):
+        raise UserError(f"{file}: key text_config: missing or not an object; fetch the file again")
+    text = _Section(file, "text_config.", raw["text_config"])
+    text.check_flags()
+    padded_vocab_size = text.number("vocab_size")
+    num_layers = text.number("num_hidden_layers")
+    dense_width, expert_width = _widths(text)
+    local_modules, chain_hidden_post_norm = _modules(raw, text)
+    return InklingConfig(
+        architecture=ARCHITECTURE,
+        vocab_size=text.optional("unpadded_vocab_size") or padded_vocab_size,
+        padded_vocab_size=padded_vocab_size,
+        max_model_len=text.number("model_max_length", "max_position_embeddings"),
+        eos_token_ids=_eos_token_ids(checkpoint),
+        hidden_size=text.number("hidden_size"),
+        rms_norm_eps=text.number("rms_norm_eps"),
+        global_attention=_attention_shape(text, "", text.number("rel_extent"), None),
+        local_attention=_attention_shape(
+            text, "swa_", text.number("sliding_window_size"), text.number("sliding_window_size")
+        ),
+        d_rel=text.number("d_rel"),
+        log_scaling_floor=text.optional("log_scaling_n_floor"),
+        log_scaling_alpha=text.optional("log_scaling_alpha") or 0.0,
+        conv_kernel_size=text.number("sconv_kernel_size", "conv_kernel_size"),
+        local_layers=_local_layers(text, num_layers),
+        sparse_layers=_sparse_layers(text, num_layers),
+        dense_width=dense_width,
+        expert_width=expert_width,
+        num_experts=text.number("n_routed_experts"),
+        num_experts_per_token=text.number("num_experts_per_tok"),
+        num_shared_experts=text.number("n_shared_experts"),
+        route_scale=text.number("route_scale"),
+        logits_divisor=text.number("logits_mup_width_multiplier"),
+        local_modules=local_modules,
+        chain_hidden_post_norm=chain_hidden_post_norm,
+    )
+
+
+def _attention_shape(text: _Section, prefix: str, extent: int, window: int | None) -> AttentionShape:
+    return AttentionShape(
+        num_heads=text.number(prefix + "num_attention_heads"),
+        num_kv_heads=text.number(prefix + "num_key_value_heads"),
+        head_dim=text.number(prefix + "head_dim"),
+        extent=extent,
+        window=window,
+    )
+
+
+def _widths(text: _Section) -> tuple[int, int]:
+    """(dense, expert). `intermediate_size` is the expert width in one spelling and the dense width in the other."""
+    dense = text.optional("dense_intermediate_size")
+    if dense is not None:
+        return dense, text.number("intermediate_size")
+    return text.number("intermediate_size"), text.number("moe_intermediate_size")
+
+
+def _local_layers(text: _Section, num_layers: int) -> tuple[bool, ...]:
+    layer_types = text.optional("layer_types")
+    if layer_types is not None:
+        known = ("hybrid_sliding", "hybrid")
+        if len(layer_types) != num_layers or not set(layer_types) <= set(known):
+            text.fail("layer_types", f"expected {num_layers} of {known}, found {layer_types}; correct it")
+        return tuple(layer_type == "hybrid_sliding" for layer_type in layer_types)
+    local_ids = text.optional("local_layer_ids")
+    if local_ids is None:
+        return tuple((layer + 1) % 6 != 0 for layer in range(num_layers))
+    return tuple(layer in local_ids for layer in range(num_layers))
+
+
+def _sparse_layers(text: _Section, num_layers: int) -> tuple[bool, ...]:
+    layer_types = text.optional("mlp_layer_types")
+    if layer_types is not None:
+        known = ("sparse", "dense")
+        if len(layer_types) != num_layers or not set(layer_types) <= set(known):
+            text.fail("mlp_layer_types", f"expected {num_layers} of {known}, found {layer_types}; correct it")
+        return tuple(layer_type == "sparse" for layer_type in layer_types)
+    num_dense = text.optional("dense_mlp_idx") or 0
+    return tuple(layer >= num_dense for layer in range(num_layers))
+
+
+def _modules(raw: dict[str, Any], text: _Section) -> tuple[tuple[bool, ...], bool]:
+    """(per module: is it local, whether the chained hidden is normed). mtp_config is the checkpoint's own spelling."""
+    mtp = raw.get("mtp_config") or {}
+    num_modules = text.optional("num_mtp_layers") or mtp.get("num_nextn_predict_layers") or 0
+    local_ids = text.optional("mtp_local_layer_ids") or mtp.get("local_layer_ids") or []
+    chain_hidden_post_norm = text.optional("chain_hidden_post_norm") or mtp.get("chain_hidden_post_norm") or False
+    return tuple(module in local_ids for module in range(num_modules)), chain_hidden_post_norm
+
+
+def _eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
+    # generation_config.json comes second: transformers fills it with defaults that mean nothing for this model.
+    eos = checkpoint.config.get("eos_token_id")
+    generation_file = checkpoint.path / "generation_config.json"
+    if eos is None and generation_file.exists():
+        eos = read_json(generation_file).get("eos_token_id")
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, list) else (eos,)
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def expected_tensors(config: InklingConfig, num_modules: int) -> ExpectedTensors:
+    """What a target with its first `num_modules` MTP modules reads."""
+    required = _target_shapes(config)
+    for module in range(num_modules):
+        required |= _module_shapes(config, module)
+    unread: Shapes = {}
+    for module in range(num_modules, config.num_modules):
+        unread |= _module_shapes(config, module)
+    forbidden = {}
+    if config.chain_hidden_post_norm:
+        (required if num_modules else unread)[CHAIN_NORM] = (config.hidden_size,)
+    else:
+        forbidden[CHAIN_NORM] = "chain_hidden_post_norm is false in config.json; set it to true or remove the tensor"
+    return ExpectedTensors(required, unread, ("model.llm.", "model.mtp."), forbidden)
+
+
+def module_prefix(module: int) -> str:
+    """Name of an MTP module in the checkpoint."""
+    return f"model.mtp.layers.{module}."
+
+
+def layer_prefix(layer: int) -> str:
+    """Name of a target layer in the checkpoint."""
+    return f"model.llm.layers.{layer}."
+
+
+def _target_shapes(config: InklingConfig) -> Shapes:
+    hidden = config.hidden_size
+    shapes: Shapes = {
+        "model.llm.embed.weight": (config.padded_vocab_size, hidden),
+        "model.llm.embed_norm.weight": (hidden,),
+        "model.llm.norm.weight": (hidden,),
+        "model.llm.unembed.weight": (config.padded_vocab_size, hidden),
+    }
+    for layer, (is_local, is_sparse) in enumerate(zip(config.local_layers, config.sparse_layers, strict=True)):
+        prefix = layer_prefix(layer)
+        shapes |= _block_shapes(config, prefix, is_local)
+        shapes |= _sparse_shapes(config, prefix) if is_sparse else _dense_shapes(config, prefix)
+    return shapes
+
+
+def _module_shapes(config: InklingConfig, module: int) -> Shapes:
+    prefix = module_prefix(module)
+    hidden = config.hidden_size
+    block = prefix + "transformer_block."
+    return {
+        prefix + "embed_norm.weight": (hidden,),
+        prefix + "hidden_norm.weight": (hidden,),
+        prefix + "input_proj.weight": (hidden, 2 * hidden),
+        **_block_shapes(config, block, config.local_modules[module]),
+        **_dense_shapes(config, block),
+    }
+
+
+def _block_shapes(config: InklingConfig, prefix: str, is_local: bool) -> Shapes:
+    hidden, kernel = config.hidden_size, config.conv_kernel_size
+    attention = config.attention(is_local)
+    return {
+        prefix + "attn_norm.weight": (hidden,),
+        prefix + "mlp_norm.weight": (hidden,),
+        prefix + "attn.wq_du.weight": (attention.query_width, hidden),
+        prefix + "attn.wk_dv.weight": (attention.kv_width, hidden),
+        prefix + "attn.wv_dv.weight": (attention.kv_width, hidden),
+        prefix + "attn.wr_du.weight": (attention.num_heads * config.d_rel, hidden),
+        prefix + "attn.wo_ud.weight": (hidden, attention.query_width),
+        prefix + "attn.q_norm.weight": (attention.head_dim,),
+        prefix + "attn.k_norm.weight": (attention.head_dim,),
+        prefix + "attn.k_sconv.weight": (attention.kv_width, 1, kernel),
+        prefix + "attn.v_sconv.weight": (attention.kv_width, 1, kernel),
+        prefix + "attn.rel_logits_proj.proj": (config.d_rel, attention.extent),
+        prefix + "attn_sconv.weight": (hidden, 1, kernel),
+        prefix + "mlp_sconv.weight": (hidden, 1, kernel),
+    }
+
+
+def _dense_shapes(config: InklingConfig, prefix: str) -> Shapes:
+    hidden, width = config.hidden_size, config.dense_width
+    return {
+        prefix + "mlp.w13_dn.weight": (2 * width, hidden),
+        prefix + "mlp.w2_md.weight": (hidden, width),
+        prefix + "mlp.global_scale": (1,),
+    }
+
+
+def _sparse_shapes(config: InklingConfig, prefix: str) -> Shapes:
+    hidden, width = config.hidden_size, config.expert_width
+    routed, shared = config.num_experts, config.num_shared_experts
+    return {
+        prefix + "mlp.gate.weight": (routed + shared, hidden),
+        prefix + "mlp.gate.bias": (routed,),
+        prefix + "mlp.gate.global_scale": (1,),
+        prefix + "mlp.experts.w13_weight": (routed, 2 * width, hidden),
+        prefix + "mlp.experts.w2_weight": (routed, hidden, width),
+        prefix + "mlp.shared_experts.shared_w13_weight": (shared, 2 * width, hidden),
+        prefix + "mlp.shared_experts.shared_w2_weight": (shared, hidden, width),
+    }

@@ -1,0 +1,64 @@
+"""What execution and proposers ask of a model: contracts, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+
+from specbench.engine.cache_group import CacheGroupSpec
+from specbench.engine.layers.cache import CachePool
+from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
+
+
+class TargetModel(Protocol):
+    """A model that verifies."""
+
+    hidden_size: int
+    dtype: torch.dtype
+    device: torch.device
+    #: Attention group name -> distances that its relative bias covers.
+    relative_extents: dict[str, int]
+
+    def cache_groups(self) -> tuple[CacheGroupSpec, ...]: ...
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[num_tokens] -> [num_tokens, hidden], as the first layer takes it."""
+        ...
+
+    def embed_raw(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[num_tokens] -> [num_tokens, hidden], before the norm on the embedding."""
+        ...
+
+    def forward(
+        self, embeds: torch.Tensor, metadata: AttentionMetadata, caches: Mapping[str, CachePool]
+    ) -> TargetOutput: ...
+
+    def final_norm(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[num_rows, hidden] -> fp32 [num_rows, vocab]."""
+        ...
+
+
+class MTPModules(Protocol):
+    """A stack of multi-token prediction modules; module m's row p predicts the token at p + m + 2."""
+
+    num_modules: int
+    relative_extents: dict[str, int]
+
+    def cache_groups(self) -> tuple[CacheGroupSpec, ...]: ...
+
+    def forward_module(
+        self,
+        module: int,
+        token_embeds: torch.Tensor,
+        hidden: torch.Tensor,
+        metadata: AttentionMetadata,
+        caches: Mapping[str, CachePool],
+    ) -> torch.Tensor:
+        """Row p: the embedding of the token at p + module + 1 and the previous hidden at p -> this module's hidden."""
+        ...
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...

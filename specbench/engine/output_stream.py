@@ -1,0 +1,52 @@
+"""A request's emitted tokens walked one at a time, as plain decoding would have emitted them, to the first stop.
+
+Belongs here: which verified tokens are kept, and why a request ends. Does not belong here: how they were verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specbench.engine.stop_strings import StopMatch, StopMatcher
+from specbench.engine.tokenizer import Tokenizer
+from specbench.generate import SamplingParams
+
+
+class OutputStream:
+    """Stop conditions of one request, kept from its first output token to its last.
+
+    A stop goes before the cap: a token that is both ends the request with "stop". The token that completes a stop is
+    kept; what was verified behind it never existed.
+    """
+
+    def __init__(
+        self, sampling: SamplingParams, eos_token_ids: Sequence[int], max_output_tokens: int, tokenizer: Tokenizer | None
+    ):
+        self._stop_token_ids = frozenset(sampling.stop_token_ids)
+        if not sampling.ignore_eos:
+            self._stop_token_ids |= frozenset(eos_token_ids)
+        self._num_left = max_output_tokens
+        self._matcher: StopMatcher | None = None
+        if sampling.stop and tokenizer is not None:
+            self._matcher = StopMatcher(sampling.stop, tokenizer.new_detokenizer())
+        #: Set once a stop string was found.
+        self.match: StopMatch | None = None
+        #: Whether the last kept token is a stop token, which is no text.
+        self.ends_in_stop_token = False
+
+    def push(self, token_ids: Sequence[int]) -> tuple[list[int], str | None]:
+        """Take verified tokens; returns those that are kept, and the finish reason once there is one."""
+        kept: list[int] = []
+        for token_id in token_ids:
+            kept.append(token_id)
+            self._num_left -= 1
+            if token_id in self._stop_token_ids:
+                self.ends_in_stop_token = True
+                return kept, "stop"
+            if self._matcher is not None:
+                self.match = self._matcher.push(token_id)
+                if self.match is not None:
+                    return kept, "stop"
+            if self._num_left == 0:
+                return kept, "length"
+        return kept, None

@@ -1,0 +1,186 @@
+"""Multi-module MTP: N modules with their own weights and caches draft N tokens in one pass over one row layout.
+
+Row p of module m takes token x_(p+m+1) and the previous module's hidden at p (the target's, after its final norm, for
+module 0) and predicts x_(p+m+2). Positions and slots are the same for all modules, so metadata is built once a pass.
+
+A module's cache entry at p therefore depends on tokens up to p+m+1. Entries made from drafts that were then rejected
+are stale and run again at the start of the next pass, from a window of the target's newest hiddens kept per request.
+Token ids need no window: committed tokens and, behind them, this pass's drafts are one row of the token pool, so
+"known tokens replace drafts at a chunk's edge" is what reading the pool at p+m+1 does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.config import EngineConfig
+from specbench.engine.layers.metadata import AttentionMetadataBuilder, RowLayout
+from specbench.engine.layers.metadata import AttentionMetadata
+from specbench.engine.models.registry import build_modules, module_cache_groups
+from specbench.engine.models.target import MTPModules, TargetModel
+from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLayout:
+    """Index maps of a draft pass that depend on its shape alone."""
+
+    # [num_requests + 1] on the host
+    query_start_loc_np: np.ndarray
+    # [num_requests] int64: first row of each request in this layout, and in the target's
+    query_start: torch.Tensor
+    target_start: torch.Tensor
+    # [num_tokens] int64: row -> batch index
+    request_of_row: torch.Tensor
+    # [num_requests] bool: a chunk of a prompt rather than a verification
+    is_chunk: torch.Tensor
+
+
+@lru_cache(maxsize=256)
+def draft_layout(
+    target_start_loc: tuple[int, ...], is_chunk: tuple[bool, ...], num_modules: int, device: torch.device
+) -> DraftLayout:
+    """A chunk keeps its rows. A verification gets N + 1: at most N - 1 stale rows, of which one goes with every
+    accepted draft, and the accepted drafts and the row before them make N, or N + 1 when all N were accepted."""
+    counts = np.where(is_chunk, np.diff(target_start_loc), num_modules + 1)
+    starts = np.concatenate([[0], np.cumsum(counts)])
+
+    def to_device(values: np.ndarray) -> torch.Tensor:
+        return torch.tensor(values, device=device)
+
+    return DraftLayout(
+        query_start_loc_np=starts,
+        query_start=to_device(starts[:-1].astype(np.int64)),
+        target_start=to_device(np.asarray(target_start_loc[:-1], dtype=np.int64)),
+        request_of_row=to_device(np.repeat(np.arange(len(counts)), counts)),
+        is_chunk=to_device(np.asarray(is_chunk, dtype=bool)),
+    )
+
+
+class MultiModuleMTP:
+    """The proposer. Its only memory of a request is the window of hiddens."""
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
+        self.checkpoint = checkpoint
+        self.num_modules = config.num_speculative_tokens
+        self.block_size = config.block_size
+        self.max_num_seqs = config.max_num_seqs
+        self.hidden_feedback = config.hidden_feedback
+        self.dtype = config.dtype
+        self.faults = config.faults
+        # One hidden more is needed to be wrong by one row.
+        self.window_size = self.num_modules - 1 + ("hidden_off_by_one" in self.faults)
+
+    def requirements(self) -> ProposerRequirements:
+        specs, hidden_size = module_cache_groups(self.checkpoint, self.dtype, self.num_modules, self.faults)
+        return ProposerRequirements(
+            num_speculative_tokens=self.num_modules,
+            cache_groups=specs,
+            num_prompt_lookahead=self.num_modules,
+            fixed_bytes=self.max_num_seqs * self.window_size * hidden_size * specs[0].element_size,
+        )
+
+    def load(self, target: TargetModel) -> None:
+        self.target = target
+        self.modules: MTPModules = build_modules(self.checkpoint, target, self.num_modules, self.faults)
+        self.metadata_builder = AttentionMetadataBuilder(
+            self.modules.cache_groups(), self.block_size, self.modules.relative_extents, target.device
+        )
+        # [max_num_seqs, window_size, hidden]: the target's hiddens of each request's newest valid rows, newest last
+        self.window = torch.zeros(
+            self.max_num_seqs, self.window_size, target.hidden_size, dtype=target.dtype, device=target.device
+        )
+
+    def propose(self, batch: DraftBatch) -> None:
+        layout = draft_layout(batch.query_start_loc_np, batch.is_chunk_np, self.num_modules, self.target.device)
+        num_stale = self._num_stale_rows(batch, layout)
+        first_position = batch.first_position - num_stale
+        num_live = num_stale + batch.num_valid
+        metadata = self.metadata_builder.build(
+            batch.block_tables,
+            RowLayout(layout.query_start_loc_np, first_position, num_live, self._max_seq_lens(batch)),
+        )
+        hidden = self._gather_hidden(batch, layout, metadata.positions)
+        self._draft(batch, layout, metadata, hidden, layout.query_start + num_live - 1)
+
+    def capture(self) -> None:
+        """Nothing is captured yet: every pass runs eagerly."""
+
+    def release(self, rows: list[int]) -> None:
+        """A new occupant's first pass has no stale rows and fills the window before any is read: nothing to clear."""
+
+    def _num_stale_rows(self, batch: DraftBatch, layout: DraftLayout) -> torch.Tensor:
+        """[num_requests]: rows whose deeper entries used rejected drafts, N - 1 - accepted.
+
+        None after a chunk, whose tokens were all known; never more than there are positions before the first row.
+        """
+        if "skipped_reprefill" in self.faults:
+            return torch.zeros_like(batch.num_accepted)
+        num_stale = (self.num_modules - 1 - batch.num_accepted).clamp_min(0)
+        return torch.minimum(num_stale, batch.first_position).masked_fill(layout.is_chunk, 0)
+
+    def _max_seq_lens(self, batch: DraftBatch) -> np.ndarray:
+        num_rows = np.diff(batch.query_start_loc_np)
+        first_position = np.asarray(batch.max_seq_lens_np) - num_rows
+        return first_position + np.where(batch.is_chunk_np, num_rows, self.num_modules + 1)
+
+    def _gather_hidden(self, batch: DraftBatch, layout: DraftLayout, positions: torch.Tensor) -> torch.Tensor:
+        """The target's hidden at every row, from this step's rows or the window; then the window is moved on.
+
+        Window entry w of a request holds position first_position - window_size + w. It is shifted as a whole: entries
+        that this step's rows do not replace move down, none is overwritten in part.
+        """
+        rows_hidden = batch.residual if "pre_norm_hidden" in self.faults else batch.hidden_states
+        if self.window_size == 0:
+            source = rows_hidden
+        else:
+            source = torch.cat([rows_hidden, self.window[batch.rows].flatten(0, 1)])
+        num_rows = len(rows_hidden)
+        # [num_requests]: index in `source` of position 0, were every position in this step's rows or in the window
+        rows_origin = layout.target_start - batch.first_position
+        requests = torch.arange(len(batch.rows), device=positions.device)
+        window_origin = num_rows + (requests + 1) * self.window_size - batch.first_position
+
+        def index(of: torch.Tensor, request: torch.Tensor) -> torch.Tensor:
+            in_rows = of >= batch.first_position[request]
+            oldest = num_rows + request * self.window_size
+            in_source = torch.where(
+                in_rows,
+                (rows_origin[request] + of).clamp_max(num_rows - 1),  # dead rows may point past this step's rows
+                torch.maximum(window_origin[request] + of, oldest),  # and young windows before their first entry
+            )
+            return in_source
+
+        wanted = (positions - 1).clamp_min(0) if "hidden_off_by_one" in self.faults else positions
+        hidden = source[index(wanted, layout.request_of_row)]
+        if self.window_size:
+            newest = batch.first_position + batch.num_valid - 1
+            kept = newest[:, None] + torch.arange(1 - self.window_size, 1, device=positions.device)
+            self.window[batch.rows] = source[index(kept, requests[:, None])]
+        return hidden
+
+    def _draft(
+        self,
+        batch: DraftBatch,
+        layout: DraftLayout,
+        metadata: AttentionMetadata,
+        hidden: torch.Tensor,
+        last_rows: torch.Tensor,
+    ) -> None:
+        """Run the modules in turn; draft m is the argmax of module m at each request's last live row."""
+        pool_rows = batch.rows[layout.request_of_row]
+        embed = self.target.embed_raw if "raw_embedding" in self.faults else self.target.embed
+        target_hidden = hidden
+        for module in range(self.num_modules):
+            token_ids = batch.token_pool[pool_rows, metadata.positions + (module + 1)].clamp_min(0)
+            weights = 0 if "module_0_everywhere" in self.faults else module
+            output = self.modules.forward_module(weights, embed(token_ids), hidden, metadata, batch.caches)
+            batch.write_draft(module, self.modules.compute_logits(output[last_rows]).argmax(dim=-1))
+            hidden = target_hidden if self.hidden_feedback == "target" else output
+            if "post_norm_chain" in self.faults:
+                hidden = self.target.final_norm(hidden)

@@ -1,0 +1,93 @@
+"""The proposer contract: who drafts the tokens that the target verifies.
+
+Belongs here: the five methods, their one argument object, and capabilities as data. Does not belong here: any
+proposer. The runner and the scheduler read what a proposer declares and never ask what it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from specbench.engine.cache_group import CacheGroupSpec
+from specbench.engine.layers.cache import CachePool
+from specbench.engine.models.target import TargetModel
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerRequirements:
+    """What a proposer needs of scheduling, caches and memory."""
+
+    #: k: drafts a step.
+    num_speculative_tokens: int
+    cache_groups: tuple[CacheGroupSpec, ...]
+    #: Prompt tokens beyond its own position that a row reads. A prompt chunk never leaves 1 .. this - 1 tokens.
+    num_prompt_lookahead: int
+    #: Bytes of persistent buffers outside the caches.
+    fixed_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DraftBatch:
+    """One verified and committed step, as a proposer sees it. Tensors over requests are in batch order.
+
+    A request's committed tokens and, behind them, its drafts are one row of the token pool.
+    """
+
+    # [num_requests] int64: persistent rows
+    rows: torch.Tensor
+    # [num_requests + 1]: rows of the target's layout, on the host
+    query_start_loc_np: tuple[int, ...]
+    # [num_requests] int64: position of each request's first row
+    first_position: torch.Tensor
+    # [num_requests] int64: rows that survived verification
+    num_valid: torch.Tensor
+    # [num_requests] int64: accepted drafts of the verification just done; 0 for chunks
+    num_accepted: torch.Tensor
+    # on the host, by request: whether its rows are a chunk of a prompt rather than a verification
+    is_chunk_np: tuple[bool, ...]
+    # on the host, by request: upper bound of the sequence length, this step's rows included
+    max_seq_lens_np: tuple[int, ...]
+    # [num_tokens, hidden]: the target's hidden after its final norm, every row
+    hidden_states: torch.Tensor
+    # [num_tokens, hidden]: the same before the final norm
+    residual: torch.Tensor
+    # [max_num_seqs, width] int64
+    token_pool: torch.Tensor
+    # [num_requests] int64: pool column of each request's first draft; a column that nobody reads for a partial chunk
+    draft_columns: torch.Tensor
+    # [num_draft_groups, num_requests, num_columns] int32: this batch's block tables of the proposer's own groups
+    block_tables: torch.Tensor
+    # group name -> cache: the proposer's own groups among them
+    caches: Mapping[str, CachePool]
+
+    def write_draft(self, index: int, token_ids: torch.Tensor) -> None:
+        """Leave draft `index` of every request ([num_requests] int64; -1: none) behind its committed tokens."""
+        self.token_pool[self.rows, self.draft_columns + index] = token_ids
+
+
+class Proposer(Protocol):
+    """Methods in the order of time."""
+
+    def requirements(self) -> ProposerRequirements:
+        """Known before anything is loaded or allocated."""
+        ...
+
+    def load(self, target: TargetModel) -> None:
+        """Read weights and allocate buffers."""
+        ...
+
+    def propose(self, batch: DraftBatch) -> None:
+        """Write k drafts a request by `batch.write_draft`. Called every step, partial chunks included."""
+        ...
+
+    def capture(self) -> None:
+        """Record graphs for the shapes that will be replayed; does nothing where the device has none."""
+        ...
+
+    def release(self, rows: list[int]) -> None:
+        """The requests of these persistent rows have left."""
+        ...

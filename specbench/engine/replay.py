@@ -1,0 +1,221 @@
+"""The output check: emitted tokens fed back without speculation, one token a step, and the argmax compared at each.
+
+It shares the model and the cache pools with the engine, and nothing else: no scheduler, no request rows, no verification,
+no proposer. So it is plain decoding, and a second opinion on all of those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from specbench.engine.layers.metadata import AttentionMetadataBuilder, RowLayout, num_table_columns
+from specbench.engine.llm_engine import LLMEngine
+from specbench.engine.scheduling.kv_cache import KVCacheManager
+from specbench.generate import GenerateResult
+from specbench.records import OutputCheck
+
+#: Ids whose logits are kept of every single row, to be compared with the verify row on the same prefix.
+_NUM_COMPARED_IDS = 8
+_NUM_DIFFERENCES_KEPT = 10
+
+
+def check_output(engine: LLMEngine, results: Sequence[GenerateResult], limit: int) -> OutputCheck:
+    """Replay min(limit, all) finished greedy requests on an idle engine.
+
+    Every emitted token must be the argmax of plain decoding on the tokens before it. Where it is not, the difference is
+    a near tie if the argmax leads by at most twice the largest logit difference seen here between single rows and rows
+    of k + 1 on the same prefix: rounding of that size can turn the order of two logits.
+    """
+    assert not engine.has_requests
+    if limit == 0:
+        return OutputCheck(status="not_checked", reason="report.output_check_requests=0")
+    done = [result for result in results if result.record.error is None and result.output_token_ids]
+    greedy = [result for result in done if result.record.finish_reason != "aborted"][:limit]
+    if not greedy:
+        return OutputCheck(status="not_checked", reason="no request finished with output")
+    rows = [replayed for batch in _batches(engine, greedy) for replayed in _Replay(engine, batch).run()]
+    return _judge(greedy, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRequest:
+    """Plain decoding's view of one request's emitted tokens, on the host."""
+
+    # [num_output_tokens]: argmax, and how far it leads the emitted token's logit (0 where they are the same)
+    argmax_np: np.ndarray
+    margin_np: np.ndarray
+    #: Largest logit difference between single rows and verify rows.
+    max_logit_difference: float
+
+
+def _batches(engine: LLMEngine, results: list[GenerateResult]) -> Iterator[list[GenerateResult]]:
+    """Batches whose requests can hold their caches at the same time."""
+    batch: list[GenerateResult] = []
+    blocks = 0
+    capacity = min(
+        count - 1
+        for spec, count in zip(engine.memory.specs, engine.memory.num_blocks, strict=True)
+        if spec.window is None and spec.owner == "target"
+    )
+    for result in results:
+        num_tokens = len(result.prompt_token_ids) + len(result.output_token_ids)
+        needed = -(-num_tokens // engine.config.block_size)
+        if batch and (len(batch) == engine.config.max_num_seqs or blocks + needed > capacity):
+            yield batch
+            batch, blocks = [], 0
+        batch.append(result)
+        blocks += needed
+    yield batch
+
+
+class _Replay:
+    """One batch of requests, run twice over the caches: single rows, then k + 1 rows a step."""
+
+    def __init__(self, engine: LLMEngine, results: list[GenerateResult]):
+        self.engine = engine
+        self.results = results
+        self.device = engine.model.device
+        self.specs = engine.model.cache_groups()
+        self.builder = AttentionMetadataBuilder(
+            self.specs, engine.config.block_size, engine.model.relative_extents, self.device
+        )
+        self.tokens = [result.prompt_token_ids + result.output_token_ids for result in results]
+        self.num_prompt = [len(result.prompt_token_ids) for result in results]
+
+    @torch.inference_mode()
+    def run(self) -> list[ReplayedRequest]:
+        singles = [_SingleRows(result.output_token_ids) for result in self.results]
+        for request, first_output, logits in self._decode(num_rows=1):
+            singles[request].add(first_output, logits)
+        differences = [0.0] * len(self.results)
+        num_verify_rows = self.engine.config.num_speculative_tokens + 1
+        if num_verify_rows > 1:
+            for request, first_output, logits in self._decode(num_rows=num_verify_rows):
+                difference = singles[request].difference(first_output, logits)
+                differences[request] = max(differences[request], difference)
+        return [single.finish(difference) for single, difference in zip(singles, differences, strict=True)]
+
+    def _decode(self, num_rows: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """Yield (request, index of the first output token, logits [rows, vocab]) of `num_rows` rows at a time.
+
+        Row j's logits choose output token `first + j`. The first output token comes from the prompt's last row.
+        """
+        kv_cache = KVCacheManager(
+            list(self.specs), self.engine.config.block_size, list(self.engine.memory.num_blocks[: len(self.specs)])
+        )
+        num_columns = num_table_columns(self.engine.config.max_model_len, self.engine.config.block_size)
+        tables = torch.zeros(len(self.specs), len(self.tokens), num_columns, dtype=torch.int32, device=self.device)
+        for request, tokens in enumerate(self.tokens):
+            kv_cache.admit(request, len(tokens))
+        computed = [0] * len(self.tokens)
+        while True:
+            counts = self._next_counts(computed, num_rows)
+            if not counts:
+                return
+            hidden = self._forward(kv_cache, tables, computed, counts)
+            start = 0
+            for request, count in counts.items():
+                end_position = computed[request] + count
+                first_row = max(self.num_prompt[request] - 1 - computed[request], 0)
+                if first_row < count:
+                    logits = self.engine.model.compute_logits(hidden[start + first_row : start + count])
+                    yield request, computed[request] + first_row + 1 - self.num_prompt[request], logits
+                computed[request] = end_position
+                kv_cache.free_behind_windows(request, end_position)
+                start += count
+
+    def _next_counts(self, computed: list[int], num_rows: int) -> dict[int, int]:
+        """Rows of each request's next step: what fits of a prompt, then `num_rows`, never the last emitted token."""
+        budget = self.engine.config.max_num_batched_tokens
+        counts: dict[int, int] = {}
+        for request, tokens in enumerate(self.tokens):
+            left_of_prompt = self.num_prompt[request] - computed[request]
+            wanted = left_of_prompt if left_of_prompt > 0 else num_rows
+            count = min(wanted, len(tokens) - 1 - computed[request], budget)
+            if count > 0:
+                counts[request] = count
+                budget -= count
+        return counts
+
+    def _forward(
+        self, kv_cache: KVCacheManager, tables: torch.Tensor, computed: list[int], counts: dict[int, int]
+    ) -> torch.Tensor:
+        """Hidden states after the final norm, [total rows, hidden]."""
+        ids: list[int] = []
+        for request, count in counts.items():
+            end = computed[request] + count
+            ids.extend(self.tokens[request][computed[request] : end])
+            for group, start, block_ids in kv_cache.extend(request, end):
+                columns = slice(start + 1, start + 1 + len(block_ids))
+                tables[group, request, columns] = torch.tensor(block_ids, dtype=torch.int32)
+        requests = torch.tensor(list(counts), device=self.device)
+        first_position = torch.tensor([computed[request] for request in counts], device=self.device)
+        starts_np = np.concatenate([[0], np.cumsum(list(counts.values()))])
+        ends_np = np.asarray([computed[request] + count for request, count in counts.items()])
+        metadata = self.builder.build(tables[:, requests], RowLayout(starts_np, first_position, None, ends_np))
+        embeds = self.engine.model.embed(torch.tensor(ids, device=self.device))
+        return self.engine.model.forward(embeds, metadata, self.engine.caches).hidden_states
+
+
+class _SingleRows:
+    """What is kept of the single rows of one request."""
+
+    def __init__(self, emitted: list[int]):
+        self.emitted = emitted
+        self.argmax_np = np.zeros(len(emitted), dtype=np.int64)
+        self.margin_np = np.zeros(len(emitted))
+        self.top: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def add(self, first_output: int, logits: torch.Tensor) -> None:
+        top = logits.topk(min(_NUM_COMPARED_IDS, logits.shape[-1]), dim=-1)
+        for row, output_index in enumerate(range(first_output, first_output + len(logits))):
+            emitted = logits[row, self.emitted[output_index]]
+            self.argmax_np[output_index] = int(logits[row].argmax())
+            self.margin_np[output_index] = float(logits[row].max() - emitted)
+            self.top[output_index] = (top.indices[row], top.values[row])
+
+    def difference(self, first_output: int, logits: torch.Tensor) -> float:
+        indices, values = zip(*(self.top[first_output + row] for row in range(len(logits))), strict=True)
+        return float((logits.gather(1, torch.stack(indices)) - torch.stack(values)).abs().max())
+
+    def finish(self, max_logit_difference: float) -> ReplayedRequest:
+        return ReplayedRequest(self.argmax_np, self.margin_np, max_logit_difference)
+
+
+def _judge(results: list[GenerateResult], replayed: list[ReplayedRequest]) -> OutputCheck:
+    max_difference = max(request.max_logit_difference for request in replayed)
+    counts = {"identical": 0, "near_ties": 0, "mismatches": 0}
+    differences: list[dict] = []
+    largest_margin = None
+    for result, plain in zip(results, replayed, strict=True):
+        wrong = np.flatnonzero(plain.argmax_np != np.asarray(result.output_token_ids))
+        if len(wrong) == 0:
+            counts["identical"] += 1
+            continue
+        margin = float(plain.margin_np[wrong].max())
+        largest_margin = max(margin, largest_margin or 0.0)
+        counts["near_ties" if margin <= 2 * max_difference else "mismatches"] += 1
+        differences.extend(_difference(result, plain, int(index)) for index in wrong[:_NUM_DIFFERENCES_KEPT])
+    status = "mismatch" if counts["mismatches"] else "near_ties" if counts["near_ties"] else "identical"
+    return OutputCheck(
+        status=status,
+        compared=len(results),
+        **counts,
+        max_logit_difference=max_difference,
+        largest_margin=largest_margin,
+        differences=differences[:_NUM_DIFFERENCES_KEPT],
+    )
+
+
+def _difference(result: GenerateResult, plain: ReplayedRequest, index: int) -> dict:
+    return {
+        "request_id": result.record.request_id,
+        "output_index": index,
+        "emitted": result.output_token_ids[index],
+        "expected": int(plain.argmax_np[index]),
+        "margin": float(plain.margin_np[index]),
+    }

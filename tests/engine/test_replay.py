@@ -1,0 +1,54 @@
+"""The output check finds what is wrong with emitted tokens, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench.engine.replay import check_output
+from tests.engine.harness import make_engine, run, token_request
+from tests.engine.test_speculation import ragged_prompts
+from tests.engine.tiny_inkling import build_tiny_inkling
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_inkling(tmp_path_factory.mktemp("tiny"), num_modules=8)
+
+
+@pytest.mark.parametrize("k", [0, 1, 8])
+@pytest.mark.parametrize("budget", [16, 256])
+def test_what_the_engine_emits_is_identical(folder: Path, k: int, budget: int):
+    requests = [token_request(f"r{i}", prompt, 20) for i, prompt in enumerate(ragged_prompts(11, seed=0))]
+    engine = make_engine(folder, k, max_num_seqs=4, max_num_batched_tokens=budget)
+    results = list(run(engine, requests).values())
+    check = check_output(engine, results, limit=10)
+    assert (check.status, check.compared, check.identical) == ("identical", 10, 10)
+    assert check.max_logit_difference is not None and check.max_logit_difference < 1e-4
+    # The check leaves the engine fit for use.
+    assert run(engine, requests)["r0"].output_token_ids == next(
+        result.output_token_ids for result in results if result.record.request_id == "r0"
+    )
+
+
+@pytest.mark.parametrize("at", [0, 7, 19])
+def test_one_wrong_token_is_a_mismatch_where_it_stands(folder: Path, at: int):
+    requests = [token_request(f"r{i}", prompt, 20) for i, prompt in enumerate(ragged_prompts(3, seed=0))]
+    engine = make_engine(folder, 4)
+    results = list(run(engine, requests).values())
+    wrong = list(results[1].output_token_ids)
+    wrong[at] = (wrong[at] + 1) % 250
+    results[1] = replace(results[1], output_token_ids=wrong)
+    check = check_output(engine, results, limit=32)
+    assert check.status == "mismatch" and check.mismatches == 1 and check.identical == 2
+    first = check.differences[0]
+    assert (first["request_id"], first["output_index"]) == (results[1].record.request_id, at)
+    assert first["margin"] > 0 and first["emitted"] == wrong[at]
+
+
+def test_nothing_to_check_is_said(folder: Path):
+    engine = make_engine(folder, 2)
+    assert check_output(engine, [], limit=32).status == "not_checked"
+    assert check_output(engine, [], limit=0).status == "not_checked"
