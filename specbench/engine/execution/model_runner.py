@@ -22,7 +22,7 @@ from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.proposer import DraftBatch, Proposer
 from specbench.engine.sampling.sampler import sample
 from specbench.engine.sampling.verification import Verdict, sample_and_match
-from specbench.engine.scheduling.step import DECODE, SchedulerOutput, StepOutput
+from specbench.engine.scheduling.step import SchedulerOutput, StepOutput
 
 
 class ModelRunner:
@@ -81,19 +81,22 @@ class ModelRunner:
         self, output: SchedulerOutput, batch: InputBatch, metadata: AttentionMetadata, hidden: TargetOutput
     ) -> Verdict:
         indices = batch.indices
-        logits = self.model.compute_logits(hidden.hidden_states[indices.token_row_of_logits])
-        if len(logits) == 0:  # partial chunks only: every column of the index map would point at no row
-            sampled = torch.zeros_like(indices.logits_row_of_column)
+        if indices.num_logits == 0:  # partial chunks only: nothing is sampled
+            sampled = torch.zeros(len(output.rows), self.k + 1, dtype=torch.int64, device=self.model.device)
         else:
+            rows = indices.token_row_of_logits
+            hiddens = hidden.hidden_states if rows is None else hidden.hidden_states[rows]
+            logits = self.model.compute_logits(hiddens)
             sampled = sample(logits, batch.sampling_rows(self.state, output, metadata.positions))
-            sampled = sampled[indices.logits_row_of_column]
-        draft_ids = batch.draft_ids(self.state, self.k)
+            columns = indices.logits_row_of_column
+            sampled = sampled.view(-1, self.k + 1) if columns is None else sampled[columns]
+        draft_ids = batch.draft_ids(self.state, self.k) if self.k else sampled[:, :0]
         return sample_and_match(sampled, draft_ids, indices.num_drafts, indices.samples)
 
     def _commit(self, batch: InputBatch, verdict: Verdict) -> torch.Tensor:
         """Returns the rows of each request that survived, [num_requests]."""
-        num_valid = batch.indices.num_rows - batch.indices.num_drafts + verdict.num_accepted
-        self.state.commit(batch.rows, verdict.token_ids, verdict.num_sampled, num_valid)
+        num_valid = batch.indices.num_certain_rows + verdict.num_accepted
+        self.state.commit(batch.rows, batch.num_tokens, verdict.token_ids, verdict.num_sampled, num_valid)
         return num_valid
 
     def _propose(
@@ -101,16 +104,17 @@ class ModelRunner:
     ) -> torch.Tensor:
         """Let the proposer draft; returns how many drafts it left for each request, [num_requests]."""
         if self.proposer is None:
-            return torch.zeros_like(num_valid)
+            return verdict.num_accepted  # zeros
         is_sampled = batch.indices.samples > 0
-        draft_columns = torch.where(is_sampled, self.state.num_tokens[batch.rows], self.state.spill_column)
+        num_tokens = batch.num_tokens + verdict.num_sampled
+        draft_columns = torch.where(is_sampled, num_tokens, self.state.spill_column)
         draft_batch = DraftBatch(
             rows=batch.rows,
             query_start_loc_np=batch.indices.query_start_loc_np,
             first_position=batch.first_position,
             num_valid=num_valid,
             num_accepted=verdict.num_accepted,
-            is_chunk_np=tuple(mode != DECODE for mode in output.modes),
+            is_chunk_np=batch.indices.is_chunk_np,
             max_seq_lens_np=tuple(output.max_seq_lens),
             hidden_states=hidden.hidden_states,
             residual=hidden.residual,
@@ -120,7 +124,7 @@ class ModelRunner:
             caches=self.caches,
         )
         self.proposer.propose(draft_batch)
-        columns = draft_columns[:, None] + torch.arange(self.k, device=draft_columns.device)
+        columns = draft_columns[:, None] + self.state.columns[: self.k]
         is_draft = self.state.token_pool[batch.rows[:, None], columns] >= 0
         return is_draft.long().cumprod(dim=1).sum(dim=1) * is_sampled
 

@@ -31,9 +31,11 @@ class RequestState:
         self.spill_column = max_model_len + k + 1
         # [max_num_seqs, max_model_len + 2k + 2] int64: committed tokens, then drafts (-1: none)
         self.token_pool = torch.zeros(max_num_seqs, self.spill_column + k + 1, dtype=torch.int64, device=device)
-        # [max_num_seqs] int64 each: committed tokens; those whose caches are written
-        self.num_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self.num_computed = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        # [2, max_num_seqs] int64: committed tokens, and those of them whose caches are written
+        self.counts = torch.zeros(2, max_num_seqs, dtype=torch.int64, device=device)
+        self.num_tokens, self.num_computed = self.counts.unbind(0)
+        # [k + 1] int64: 0 .. k
+        self.columns = torch.arange(k + 1, device=device)
         # [max_num_seqs] each: sampling parameters
         self.key = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
         self.temperature = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
@@ -76,18 +78,18 @@ class RequestState:
         self.block_tables[blocks.group, blocks.row, columns] = torch.tensor(blocks.block_ids, dtype=torch.int32)
 
     def commit(
-        self, rows: torch.Tensor, token_ids: torch.Tensor, num_sampled: torch.Tensor, num_computed: torch.Tensor
+        self,
+        rows: torch.Tensor,
+        num_tokens: torch.Tensor,
+        token_ids: torch.Tensor,
+        num_sampled: torch.Tensor,
+        num_valid: torch.Tensor,
     ) -> None:
         """Append verified tokens and move the counts.
 
-        rows: [num_requests]. token_ids: [num_requests, k + 1], of which the first num_sampled are committed.
-        num_computed: [num_requests], rows that survived verification. Columns behind the committed tokens hold
-        leftovers until the proposer writes the next drafts there.
+        rows, num_tokens: [num_requests], persistent rows and their committed tokens. token_ids: [num_requests, k + 1], of
+        which the first num_sampled become committed; the others land behind them, where nothing is read before the
+        proposer has written its k drafts there. num_valid: [num_requests], rows that survived verification.
         """
-        columns = torch.arange(token_ids.shape[1], device=self.device)
-        num_tokens = self.num_tokens[rows]
-        is_committed = columns < num_sampled[:, None]
-        targets = torch.where(is_committed, num_tokens[:, None] + columns, self.token_pool.shape[1] - 1)
-        self.token_pool[rows[:, None], targets] = token_ids
-        self.num_tokens[rows] = num_tokens + num_sampled
-        self.num_computed[rows] += num_computed
+        self.token_pool[rows[:, None], num_tokens[:, None] + self.columns] = token_ids
+        self.counts.index_add_(1, rows, torch.stack([num_sampled, num_valid]))
