@@ -20,7 +20,7 @@ from specbench.engine.execution.model_runner import ModelRunner
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.models.registry import build_model, load_model_config
 from specbench.engine.output_stream import OutputStream
-from specbench.engine.proposers.proposer import Proposer, ProposerRequirements
+from specbench.engine.proposers.proposer import ProposerRequirements
 from specbench.engine.proposers.registry import PROPOSERS
 from specbench.engine.request import Request
 from specbench.engine.scheduling.kv_cache import KVCacheManager
@@ -32,9 +32,7 @@ from specbench.generate import GenerateListener, GenerateRequest, GenerateResult
 from specbench.records import EngineStep, RequestRecord, VerifyStep
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_NO_PROPOSER = ProposerRequirements(
-    num_speculative_tokens=0, cache_groups=(), num_prompt_lookahead=0, fixed_bytes=0
-)
+_NO_PROPOSER = ProposerRequirements(num_speculative_tokens=0, cache_groups=(), num_prompt_lookahead=0, fixed_bytes=0)
 
 
 class _Running:
@@ -148,8 +146,14 @@ class LLMEngine:
             if running is None or running.request.generation != output.generations[index]:
                 raise AssertionError("a row is released only when its last outstanding step settles")
             self._settle_request(
-                running, output, index, token_ids[index][: num_sampled[index]], num_drafted[index], num_proposed[index],
-                start_s, end_s,
+                running,
+                output,
+                index,
+                token_ids[index][: num_sampled[index]],
+                num_drafted[index],
+                num_proposed[index],
+                start_s,
+                end_s,
             )
             if running.request.is_finished and not running.request.in_flight:
                 finished.append(self._finish(self._running.pop(request_id)))
@@ -176,8 +180,9 @@ class LLMEngine:
                 request.first_token_s = end_s
             else:
                 running.verify_steps.append(
-                    _verify_step(request, output, num_drafted, len(token_ids) - 1, len(kept), end_s,
-                                 len(running.verify_steps))
+                    _verify_step(
+                        request, output, num_drafted, len(token_ids) - 1, len(kept), end_s, len(running.verify_steps)
+                    )
                 )
             request.last_token_s = end_s
             if reason is not None:

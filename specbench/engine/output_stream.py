@@ -20,7 +20,11 @@ class OutputStream:
     """
 
     def __init__(
-        self, sampling: SamplingParams, eos_token_ids: Sequence[int], max_output_tokens: int, tokenizer: Tokenizer | None
+        self,
+        sampling: SamplingParams,
+        eos_token_ids: Sequence[int],
+        max_output_tokens: int,
+        tokenizer: Tokenizer | None,
     ):
         self._stop_token_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:

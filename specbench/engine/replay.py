@@ -1,7 +1,7 @@
 """The output check: emitted tokens fed back without speculation, one token a step, and the argmax compared at each.
 
-It shares the model and the cache pools with the engine, and nothing else: no scheduler, no request rows, no verification,
-no proposer. So it is plain decoding, and a second opinion on all of those.
+It shares the model and the cache pools with the engine, and nothing else: no scheduler, no request rows, no
+verification, no proposer. So it is plain decoding, and a second opinion on all of those.
 """
 
 from __future__ import annotations
@@ -188,23 +188,28 @@ class _SingleRows:
 
 def _judge(results: list[GenerateResult], replayed: list[ReplayedRequest]) -> OutputCheck:
     max_difference = max(request.max_logit_difference for request in replayed)
-    counts = {"identical": 0, "near_ties": 0, "mismatches": 0}
+    num_identical, num_near_ties, num_mismatches = 0, 0, 0
     differences: list[dict] = []
     largest_margin = None
     for result, plain in zip(results, replayed, strict=True):
         wrong = np.flatnonzero(plain.argmax_np != np.asarray(result.output_token_ids))
         if len(wrong) == 0:
-            counts["identical"] += 1
+            num_identical += 1
             continue
         margin = float(plain.margin_np[wrong].max())
         largest_margin = max(margin, largest_margin or 0.0)
-        counts["near_ties" if margin <= 2 * max_difference else "mismatches"] += 1
+        if margin <= 2 * max_difference:
+            num_near_ties += 1
+        else:
+            num_mismatches += 1
         differences.extend(_difference(result, plain, int(index)) for index in wrong[:_NUM_DIFFERENCES_KEPT])
-    status = "mismatch" if counts["mismatches"] else "near_ties" if counts["near_ties"] else "identical"
+    status = "mismatch" if num_mismatches else "near_ties" if num_near_ties else "identical"
     return OutputCheck(
         status=status,
         compared=len(results),
-        **counts,
+        identical=num_identical,
+        near_ties=num_near_ties,
+        mismatches=num_mismatches,
         max_logit_difference=max_difference,
         largest_margin=largest_margin,
         differences=differences[:_NUM_DIFFERENCES_KEPT],

@@ -21,7 +21,7 @@ VOCAB = 300
 
 
 def build_folder(folder: Path) -> Path:
-    """A tiny checkpoint with a byte-level tokenizer: one token a byte, so that every character beyond ASCII is split."""
+    """A tiny checkpoint with a byte-level tokenizer: one token a byte, so every character beyond ASCII is split."""
     build_tiny_inkling(folder, num_modules=0, vocab_size=VOCAB, unpadded_vocab_size=VOCAB, num_hidden_layers=2)
     vocab = {"<pad>": 0, "<eos>": EOS}
     for character in sorted(pre_tokenizers.ByteLevel.alphabet()):

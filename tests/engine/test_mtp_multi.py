@@ -113,7 +113,8 @@ def test_every_row_of_every_module_equals_the_oracle(folder: Path, monkeypatch: 
     oracle = Oracle(folder)
     rng = random.Random(num_modules)
     # Each count 0 .. N follows each other: all pairs, shuffled.
-    counts = [count for first in range(num_modules + 1) for second in range(num_modules + 1) for count in (first, second)]
+    every = range(num_modules + 1)
+    counts = [count for first in every for second in every for count in (first, second)]
     force_accepted(monkeypatch, counts + [rng.randint(0, num_modules) for _ in range(1000)], VOCAB)
     prompts = [[rng.randrange(VOCAB) for _ in range(length)] for length in (1, 2, 7, 13)]
     engine = make_engine(folder, num_modules, max_num_seqs=4)

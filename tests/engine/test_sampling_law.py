@@ -1,4 +1,4 @@
-"""At temperature 1 the joint law of what speculation emits is the target's: through the engine's loop and random keys."""
+"""At temperature 1 what speculation emits has the target's joint law: through the engine's loop and random keys."""
 
 from __future__ import annotations
 
@@ -92,7 +92,9 @@ def test_the_joint_law_is_the_targets(folder: Path):
 def test_the_test_sees_a_wrong_law(folder: Path, monkeypatch: pytest.MonkeyPatch):
     """Keeping the first draft whatever the target sampled is caught."""
 
-    def lenient(sampled_ids: torch.Tensor, draft_ids: torch.Tensor, num_drafts: torch.Tensor, samples: torch.Tensor) -> Verdict:
+    def lenient(
+        sampled_ids: torch.Tensor, draft_ids: torch.Tensor, num_drafts: torch.Tensor, samples: torch.Tensor
+    ) -> Verdict:
         kept = sampled_ids.clone()
         is_lenient = (num_drafts > 0) & (draft_ids[:, 0] >= 0) & (sampled_ids[:, 0] == 0)
         kept[:, 0] = torch.where(is_lenient, draft_ids[:, 0], sampled_ids[:, 0])

@@ -29,7 +29,7 @@ def generate(folder: Path, k: int, wrong_at=(), missing_at=(), text: str = TEXT,
 
 def script_of(folder: Path, text: str) -> list[int]:
     tokenizer = scripted_engine(folder, [0], 0).tokenizer
-    return tokenizer.encode(PROMPT + text) + [EOS] + tokenizer.encode("never seen")
+    return [*tokenizer.encode(PROMPT + text), EOS, *tokenizer.encode("never seen")]
 
 
 def wrong_positions(seed: int, length: int) -> set[int]:
@@ -114,7 +114,7 @@ def test_ignore_eos_runs_to_the_cap(folder: Path):
 
 def test_missing_drafts_are_counted_as_missing(folder: Path):
     length = len(script_of(folder, TEXT))
-    result = generate(folder, 4, missing_at=range(0, 2 * length))
+    result = generate(folder, 4, missing_at=range(2 * length))
     assert {step.num_drafted for step in result.verify_steps} == {0}
     assert {step.num_emitted for step in result.verify_steps} == {1}
     assert_same(result, generate(folder, 0))

@@ -7,8 +7,7 @@ Two tables, each measured in one run, interleaved:
 1. Host time outside the model's forward (schedule, batch building, verification, commit, records) as a share of the
    step, at batch 8. Goal: under 25 %.
 2. Tokens a second of the engine, speculation off, against the same layer code in a bare greedy loop: one static batch,
-   each request's slots contiguous, indices advanced in place, no scheduler, no request state, no records. Goal: at least
-   0.85 at batch 1 and 8.
+   each request's slots contiguous, no scheduler, no request state, no records. Goal: at least 0.85 at batch 1 and 8.
 
 Exits 1 when a goal is missed.
 """
@@ -214,7 +213,9 @@ def main() -> int:
     torch.set_num_threads(arguments.threads)
     shares = measure_overhead(arguments.checkpoint, arguments.repeats)
     ratios = measure_against_bare_loop(arguments.checkpoint, arguments.repeats)
-    missed = [f"outside the forward: {share:.1%}, goal < {MAX_OVERHEAD:.0%}" for share in shares if share >= MAX_OVERHEAD]
+    missed = [
+        f"outside the forward: {share:.1%}, goal < {MAX_OVERHEAD:.0%}" for share in shares if not share < MAX_OVERHEAD
+    ]
     missed += [f"engine / bare loop: {ratio:.2f}, goal >= {MIN_RATIO}" for ratio in ratios if ratio < MIN_RATIO]
     for line in missed:
         print("missed:", line)

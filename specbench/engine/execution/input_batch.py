@@ -99,9 +99,7 @@ class InputBatch:
 
     @classmethod
     def gather(cls, output: SchedulerOutput, state: RequestState, k: int) -> InputBatch:
-        indices = step_indices(
-            tuple(output.rows), tuple(output.num_tokens), tuple(output.modes), k, state.device
-        )
+        indices = step_indices(tuple(output.rows), tuple(output.num_tokens), tuple(output.modes), k, state.device)
         num_tokens, first_position = state.counts[:, indices.rows].unbind(0)
         return cls(indices, num_tokens, first_position, state.block_tables[:, indices.rows])
 
@@ -114,7 +112,9 @@ class InputBatch:
         columns = self.num_tokens[:, None] + state.columns[:k]
         return state.token_pool[self.rows[:, None], columns]
 
-    def sampling_rows(self, state: RequestState, output: SchedulerOutput, positions: torch.Tensor) -> SamplingRows | None:
+    def sampling_rows(
+        self, state: RequestState, output: SchedulerOutput, positions: torch.Tensor
+    ) -> SamplingRows | None:
         """Sampling parameters of the logits rows; None when every request of the batch is greedy."""
         if not state.is_sampled_np[output.rows].any():
             return None

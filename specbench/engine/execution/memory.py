@@ -87,8 +87,7 @@ def _affordable_blocks(
     block_bytes = sum(spec.bytes_per_token for spec in specs if spec.window is None) * config.block_size
     if block_bytes == 0 or config.cache_bytes_limit is None:
         return wanted
-    windowed_bytes = sum(
-        spec.bytes_per_token * windowed_blocks[spec.name] * config.block_size for spec in specs if spec.window is not None
-    )
+    windowed = [spec for spec in specs if spec.window is not None]
+    windowed_bytes = sum(spec.bytes_per_token * windowed_blocks[spec.name] for spec in windowed) * config.block_size
     left = config.cache_bytes_limit - windowed_bytes - fixed_bytes
     return min(wanted, max(left, 0) // block_bytes)

@@ -16,8 +16,7 @@ from specbench.engine.config import EngineConfig
 from specbench.engine.execution.input_batch import InputBatch
 from specbench.engine.execution.request_state import RequestState
 from specbench.engine.layers.cache import CachePool
-from specbench.engine.layers.metadata import AttentionMetadataBuilder, RowLayout
-from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
+from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, RowLayout, TargetOutput
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.proposer import DraftBatch, Proposer
 from specbench.engine.sampling.sampler import sample
@@ -100,7 +99,12 @@ class ModelRunner:
         return num_valid
 
     def _propose(
-        self, output: SchedulerOutput, batch: InputBatch, verdict: Verdict, num_valid: torch.Tensor, hidden: TargetOutput
+        self,
+        output: SchedulerOutput,
+        batch: InputBatch,
+        verdict: Verdict,
+        num_valid: torch.Tensor,
+        hidden: TargetOutput,
     ) -> torch.Tensor:
         """Let the proposer draft; returns how many drafts it left for each request, [num_requests]."""
         if self.proposer is None:

@@ -87,9 +87,9 @@ class RequestState:
     ) -> None:
         """Append verified tokens and move the counts.
 
-        rows, num_tokens: [num_requests], persistent rows and their committed tokens. token_ids: [num_requests, k + 1], of
-        which the first num_sampled become committed; the others land behind them, where nothing is read before the
-        proposer has written its k drafts there. num_valid: [num_requests], rows that survived verification.
+        rows, num_tokens: [num_requests], persistent rows and their committed tokens. token_ids: [num_requests, k + 1],
+        of which the first num_sampled become committed; the others land behind them, where nothing is read before
+        the proposer has written its k drafts there. num_valid: [num_requests], rows that survived verification.
         """
         self.token_pool[rows[:, None], num_tokens[:, None] + self.columns] = token_ids
         self.counts.index_add_(1, rows, torch.stack([num_sampled, num_valid]))

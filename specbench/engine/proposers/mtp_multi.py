@@ -19,8 +19,7 @@ import torch
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
-from specbench.engine.layers.metadata import AttentionMetadataBuilder, RowLayout
-from specbench.engine.layers.metadata import AttentionMetadata
+from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, RowLayout
 from specbench.engine.models.registry import build_modules, module_cache_groups
 from specbench.engine.models.target import MTPModules, TargetModel
 from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
@@ -149,12 +148,11 @@ class MultiModuleMTP:
         def index(of: torch.Tensor, request: torch.Tensor) -> torch.Tensor:
             in_rows = of >= batch.first_position[request]
             oldest = num_rows + request * self.window_size
-            in_source = torch.where(
+            return torch.where(
                 in_rows,
                 (rows_origin[request] + of).clamp_max(num_rows - 1),  # dead rows may point past this step's rows
                 torch.maximum(window_origin[request] + of, oldest),  # and young windows before their first entry
             )
-            return in_source
 
         wanted = (positions - 1).clamp_min(0) if "hidden_off_by_one" in self.faults else positions
         hidden = source[index(wanted, layout.request_of_row)]

@@ -22,7 +22,9 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
     return x ^ (x >> 16)
 
 
-def exponential_noise(keys: torch.Tensor, positions: torch.Tensor, purpose: int, vocab_ids: torch.Tensor) -> torch.Tensor:
+def exponential_noise(
+    keys: torch.Tensor, positions: torch.Tensor, purpose: int, vocab_ids: torch.Tensor
+) -> torch.Tensor:
     """Independent Exp(1) variates, fp32 [num_rows, num_ids].
 
     keys: int64 [num_rows], 64-bit request keys. positions: int64 [num_rows]. vocab_ids: int64 [num_ids], global ids.

@@ -38,5 +38,6 @@ def test_a_partial_chunk_emits_nothing_and_no_drafts_emit_one():
     verdict = verify([[5, 6], [5, 6]], [[5], [5]], [0, 0], samples=[0, 1])
     assert verdict.num_sampled.tolist() == [0, 1]
     assert verdict.num_drafted.tolist() == [0, 0]
-    plain = sample_and_match(torch.tensor([[4]]), torch.zeros(1, 0, dtype=torch.int64), torch.tensor([0]), torch.tensor([1]))
+    no_drafts = torch.zeros(1, 0, dtype=torch.int64)
+    plain = sample_and_match(torch.tensor([[4]]), no_drafts, torch.tensor([0]), torch.tensor([1]))
     assert plain.num_sampled.tolist() == [1] and plain.num_accepted.tolist() == [0]

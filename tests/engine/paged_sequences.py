@@ -1,0 +1,70 @@
+"""Runs a model over paged caches as a runner would: several sequences, shuffled blocks, any packing of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.layers.cache import CachePool
+from specbench.engine.layers.metadata import (
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    RowLayout,
+    num_table_columns,
+)
+from specbench.engine.models.inkling import InklingModel, InklingMTPModules
+from specbench.engine.models.registry import build_model, build_modules, load_model_config
+
+
+def load_target(folder: Path, dtype: torch.dtype = torch.float32) -> InklingModel:
+    checkpoint = Checkpoint.open(folder)
+    return build_model(checkpoint, load_model_config(checkpoint), dtype, torch.device("cpu"))
+
+
+def load_modules(
+    folder: Path, target: InklingModel, num_modules: int, faults: tuple[str, ...] = ()
+) -> InklingMTPModules:
+    return build_modules(Checkpoint.open(folder), target, num_modules, faults)
+
+
+class PagedSequences:
+    """Caches and block tables of one owner for `num_sequences` sequences of up to `max_positions` tokens."""
+
+    def __init__(
+        self, owner: InklingModel | InklingMTPModules, num_sequences: int, max_positions: int, block_size: int, seed: int = 0
+    ) -> None:
+        groups = owner.cache_groups()
+        num_blocks = num_table_columns(max_positions, block_size) - 1
+        total = 1 + num_sequences * num_blocks
+        self.caches = {
+            spec.name: CachePool(spec, total, block_size, torch.float32, torch.device("cpu")) for spec in groups
+        }
+        self.builder = AttentionMetadataBuilder(groups, block_size, owner.relative_extents, torch.device("cpu"))
+        self.block_size = block_size
+        # [num_groups, num_sequences, 1 + num_blocks]
+        self.tables = torch.zeros(len(groups), num_sequences, 1 + num_blocks, dtype=torch.int32)
+        generator = torch.Generator().manual_seed(seed)
+        for table in self.tables:
+            blocks = torch.randperm(total - 1, generator=generator) + 1
+            table[:, 1:] = blocks.view(num_sequences, num_blocks)
+
+    def metadata(
+        self,
+        sequences: Sequence[int],
+        first_positions: Sequence[int],
+        num_rows: Sequence[int],
+        num_live: Sequence[int] | None = None,
+    ) -> AttentionMetadata:
+        starts = [0]
+        for count in num_rows:
+            starts.append(starts[-1] + count)
+        layout = RowLayout(
+            tuple(starts),
+            torch.tensor(first_positions),
+            None if num_live is None else torch.tensor(num_live),
+            [first + count for first, count in zip(first_positions, num_rows, strict=True)],
+        )
+        return self.builder.build(self.tables[:, list(sequences)], layout)
