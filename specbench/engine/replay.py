@@ -6,6 +6,7 @@ verification, no proposer. So it is plain decoding, and a second opinion on all 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -154,9 +155,9 @@ class _Replay:
                 tables[group, request, columns] = torch.tensor(block_ids, dtype=torch.int32)
         requests = torch.tensor(list(counts), device=self.device)
         first_position = torch.tensor([computed[request] for request in counts], device=self.device)
-        starts_np = np.concatenate([[0], np.cumsum(list(counts.values()))])
-        ends_np = np.asarray([computed[request] + count for request, count in counts.items()])
-        metadata = self.builder.build(tables[:, requests], RowLayout(starts_np, first_position, None, ends_np))
+        starts = (0, *itertools.accumulate(counts.values()))
+        ends = [computed[request] + count for request, count in counts.items()]
+        metadata = self.builder.build(tables[:, requests], RowLayout(starts, first_position, None, ends))
         embeds = self.engine.model.embed(torch.tensor(ids, device=self.device))
         return self.engine.model.forward(embeds, metadata, self.engine.caches).hidden_states
 

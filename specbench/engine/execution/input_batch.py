@@ -86,10 +86,8 @@ class InputBatch:
     """The requests of one step."""
 
     indices: StepIndices
-    # [num_requests] int64: committed tokens before this step
-    num_tokens: torch.Tensor
-    # [num_requests] int64: position of each request's first row
-    first_position: torch.Tensor
+    # [2, num_requests] int64: committed and computed tokens before this step
+    counts: torch.Tensor
     # [num_groups, num_requests, num_columns] int32
     block_tables: torch.Tensor
 
@@ -97,11 +95,20 @@ class InputBatch:
     def rows(self) -> torch.Tensor:
         return self.indices.rows
 
+    @property
+    def num_tokens(self) -> torch.Tensor:
+        """[num_requests] int64: committed tokens before this step."""
+        return self.counts[0]
+
+    @property
+    def first_position(self) -> torch.Tensor:
+        """[num_requests] int64: position of each request's first row."""
+        return self.counts[1]
+
     @classmethod
     def gather(cls, output: SchedulerOutput, state: RequestState, k: int) -> InputBatch:
         indices = step_indices(tuple(output.rows), tuple(output.num_tokens), tuple(output.modes), k, state.device)
-        num_tokens, first_position = state.counts[:, indices.rows].unbind(0)
-        return cls(indices, num_tokens, first_position, state.block_tables[:, indices.rows])
+        return cls(indices, state.counts[:, indices.rows], state.block_tables[:, indices.rows])
 
     def token_ids(self, state: RequestState, positions: torch.Tensor) -> torch.Tensor:
         """Input ids of every row, [num_tokens]: committed tokens, then drafts. A missing draft (-1) reads as id 0."""

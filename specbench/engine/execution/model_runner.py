@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-import numpy as np
 import torch
 
 from specbench.engine.config import EngineConfig
@@ -62,16 +61,14 @@ class ModelRunner:
         metadata, hidden = self._forward(output, batch)
         times.append(time.perf_counter())
         verdict = self._verify(output, batch, metadata, hidden)
-        num_valid = self._commit(batch, verdict)
+        counts = self._commit(batch, verdict)
         times.append(time.perf_counter())
-        num_proposed = self._propose(output, batch, verdict, num_valid, hidden)
+        num_proposed = self._propose(output, batch, verdict, counts, hidden)
         times.append(time.perf_counter())
         return self._to_host(verdict, num_proposed, times)
 
     def _forward(self, output: SchedulerOutput, batch: InputBatch) -> tuple[AttentionMetadata, TargetOutput]:
-        layout = RowLayout(
-            batch.indices.query_start_loc_np, batch.first_position, None, np.asarray(output.max_seq_lens)
-        )
+        layout = RowLayout(batch.indices.query_start_loc_np, batch.first_position, None, output.max_seq_lens)
         metadata = self.metadata_builder.build(batch.block_tables[: self.num_target_groups], layout)
         embeds = self.model.embed(batch.token_ids(self.state, metadata.positions))
         return metadata, self.model.forward(embeds, metadata, self.caches)
@@ -93,33 +90,34 @@ class ModelRunner:
         return sample_and_match(sampled, draft_ids, indices.num_drafts, indices.samples)
 
     def _commit(self, batch: InputBatch, verdict: Verdict) -> torch.Tensor:
-        """Returns the rows of each request that survived, [num_requests]."""
+        """Returns committed and computed tokens of each request, [2, num_requests]."""
         num_valid = batch.indices.num_certain_rows + verdict.num_accepted
-        self.state.commit(batch.rows, batch.num_tokens, verdict.token_ids, verdict.num_sampled, num_valid)
-        return num_valid
+        counts = batch.counts + torch.stack([verdict.num_sampled, num_valid])
+        self.state.commit(batch.rows, verdict.token_ids, batch.num_tokens, counts)
+        return counts
 
     def _propose(
         self,
         output: SchedulerOutput,
         batch: InputBatch,
         verdict: Verdict,
-        num_valid: torch.Tensor,
+        counts: torch.Tensor,
         hidden: TargetOutput,
     ) -> torch.Tensor:
         """Let the proposer draft; returns how many drafts it left for each request, [num_requests]."""
         if self.proposer is None:
             return verdict.num_accepted  # zeros
         is_sampled = batch.indices.samples > 0
-        num_tokens = batch.num_tokens + verdict.num_sampled
+        num_tokens, num_computed = counts
         draft_columns = torch.where(is_sampled, num_tokens, self.state.spill_column)
         draft_batch = DraftBatch(
             rows=batch.rows,
             query_start_loc_np=batch.indices.query_start_loc_np,
             first_position=batch.first_position,
-            num_valid=num_valid,
+            num_valid=num_computed - batch.first_position,
             num_accepted=verdict.num_accepted,
             is_chunk_np=batch.indices.is_chunk_np,
-            max_seq_lens_np=tuple(output.max_seq_lens),
+            max_seq_lens_np=output.max_seq_lens,
             hidden_states=hidden.hidden_states,
             residual=hidden.residual,
             token_pool=self.state.token_pool,
@@ -134,8 +132,8 @@ class ModelRunner:
 
     def _to_host(self, verdict: Verdict, num_proposed: torch.Tensor, times: list[float]) -> StepOutput:
         """One copy from the device for everything that the host learns of a step."""
-        counts = torch.stack([verdict.num_sampled, verdict.num_drafted, num_proposed], dim=1)
-        step = torch.cat([verdict.token_ids, counts], dim=1).cpu().numpy()
+        counts = (verdict.num_sampled, verdict.num_drafted, num_proposed)
+        step = torch.cat([verdict.token_ids, *(count[:, None] for count in counts)], dim=1).cpu().numpy()
         step_output = StepOutput(
             token_ids=step[:, :-3], num_sampled=step[:, -3], num_drafted=step[:, -2], num_proposed=step[:, -1]
         )

@@ -78,18 +78,13 @@ class RequestState:
         self.block_tables[blocks.group, blocks.row, columns] = torch.tensor(blocks.block_ids, dtype=torch.int32)
 
     def commit(
-        self,
-        rows: torch.Tensor,
-        num_tokens: torch.Tensor,
-        token_ids: torch.Tensor,
-        num_sampled: torch.Tensor,
-        num_valid: torch.Tensor,
+        self, rows: torch.Tensor, token_ids: torch.Tensor, old_num_tokens: torch.Tensor, counts: torch.Tensor
     ) -> None:
         """Append verified tokens and move the counts.
 
-        rows, num_tokens: [num_requests], persistent rows and their committed tokens. token_ids: [num_requests, k + 1],
-        of which the first num_sampled become committed; the others land behind them, where nothing is read before
-        the proposer has written its k drafts there. num_valid: [num_requests], rows that survived verification.
+        rows, old_num_tokens: [num_requests], persistent rows and their committed tokens so far. token_ids:
+        [num_requests, k + 1]; those beyond the new count land behind it, where nothing is read before the proposer has
+        written its k drafts there. counts: [2, num_requests], committed and computed tokens from now on.
         """
-        self.token_pool[rows[:, None], num_tokens[:, None] + self.columns] = token_ids
-        self.counts.index_add_(1, rows, torch.stack([num_sampled, num_valid]))
+        self.token_pool[rows[:, None], old_num_tokens[:, None] + self.columns] = token_ids
+        self.counts[:, rows] = counts

@@ -39,14 +39,14 @@ class RowLayout:
     """The rows of a step. Every request has at least one."""
 
     #: [num_reqs + 1] row counts summed up, dead rows included
-    query_start_loc_np: Sequence[int] | np.ndarray
+    query_start_loc_np: tuple[int, ...]
     #: [num_reqs] int64, position of each request's first row
     first_position: Tensor
     #: [num_reqs] int64, rows that count; the rest of a request's rows are dead: they write nothing that is read, and
     #: their outputs are finite garbage. None: all count.
     num_live: Tensor | None
     #: [num_reqs] upper bound of (position of the last row laid out) + 1
-    max_seq_lens_np: Sequence[int] | np.ndarray
+    max_seq_lens_np: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,66 +133,121 @@ class AttentionMetadataBuilder:
         self._kernel = kernels.pop() or 1 if kernels else 1
         # A tap lies at most one block before position 0.
         assert block_size >= self._kernel - 1
-        self._arange = torch.arange(4 * block_size, device=device)
+        #: The farthest that a row looks back; offsets start there.
+        self._first_offset = -max(spec.window or 0 for spec in groups)
+        self._arange = torch.arange(self._first_offset, 4 * block_size, device=device)
+        # (group, rows of a request) -> bias columns
+        self._columns_of_window: dict[tuple[str, int], Tensor] = {}
 
     def build(self, block_tables: Tensor, layout: RowLayout) -> AttentionMetadata:
         """Metadata of one step; `block_tables` is int32 and covers every position laid out."""
+        starts = layout.query_start_loc_np
+        num_rows = starts[1]
+        max_seq_len = max(layout.max_seq_lens_np)
+        self._grow_arange(max_seq_len + starts[-1])
+        if num_rows <= _MAX_SHARED_ROWS and starts == tuple(range(0, starts[-1] + 1, num_rows)):
+            return self._build_uniform(block_tables, layout, num_rows, max_seq_len)
+        return self._build_ragged(block_tables, layout)
+
+    def _build_uniform(self, tables: Tensor, layout: RowLayout, num_rows: int, max_seq_len: int) -> AttentionMetadata:
+        """All requests have the same few rows, decode's usual shape: one segment, and one look-up of every slot that a
+        row, its taps or its window can touch."""
+        size = self._block_size
+        windows = {
+            spec.name: spec.window
+            for spec in self._groups
+            if spec.kind == "sliding_window" and spec.window is not None and spec.window - 1 + num_rows < max_seq_len
+        }
+        reach = max([self._kernel, *windows.values()]) - 1
+        # [num_reqs, reach + num_rows]: positions from `reach` before the first row on, plus one block, so that a
+        # table's column is shifted // block_size and everything before position 0 is in the null block's column
+        shifted = layout.first_position[:, None] + self._offsets(size - reach, size + num_rows)
+        is_in_sequence = shifted >= size
+        if reach > size:
+            shifted.clamp_(min=0)
+        columns = shifted // size
+        blocks = tables.gather(2, columns.expand(len(self._groups), -1, -1))
+        # [num_groups, num_reqs, reach + num_rows]: block * size + shifted % size
+        slots = torch.add(shifted, blocks - columns, alpha=size)
+        tap_slots, keys = {}, {}
+        for group, spec in enumerate(self._groups):
+            if spec.kind == "short_conv":
+                taps = slots[group, :, reach + 1 - self._kernel :].unfold(1, self._kernel, 1)
+                tap_slots[spec.name] = taps.reshape(-1)
+            elif spec.name in windows:
+                first = reach + 1 - windows[spec.name]
+                bias_columns = self._window_columns(spec.name, windows[spec.name], num_rows)
+                bias_columns = bias_columns * is_in_sequence[:, None, None, None, first:]
+                keys[spec.name] = SegmentKeys(slots[group, :, first:].reshape(-1), bias_columns)
+            else:
+                num_blocks = -(-max_seq_len // size)
+                positions = shifted[:, reach:] - size
+                keys[spec.name] = self._all_keys(tables[group], positions, num_blocks, self._extents[spec.name])
+        slot_mapping = slots[:, :, reach:]
+        if layout.num_live is not None:
+            slot_mapping = torch.where(self._offsets(0, num_rows) < layout.num_live[:, None], slot_mapping, -1)
+        slot_mapping = slot_mapping.reshape(len(self._groups), -1)
+        return AttentionMetadata(
+            num_tokens=slot_mapping.shape[1],
+            max_seq_len=max_seq_len,
+            positions=(shifted[:, reach:] - size).view(-1),
+            slot_mapping={spec.name: slot_mapping[group] for group, spec in enumerate(self._groups)},
+            tap_slots=tap_slots,
+            segments=(Segment(len(shifted), num_rows, None, keys),),
+        )
+
+    def _window_columns(self, group: str, window: int, num_rows: int) -> Tensor:
+        """[1, 1, 1, Q, window - 1 + Q] bias columns of Q consecutive rows over the keys from the first one's window
+        on: the same wherever the rows are, as long as the keys exist."""
+        if (group, num_rows) not in self._columns_of_window:
+            rows = torch.arange(window, window + num_rows, device=self._device)
+            columns = (rows[:, None] - torch.arange(window - 1 + num_rows, device=self._device)).clamp_(
+                0, self._extents[group] + 1
+            )
+            self._columns_of_window[group, num_rows] = columns[None, None, None]
+        return self._columns_of_window[group, num_rows]
+
+    def _build_ragged(
+        self,
+        tables: Tensor,
+        layout: RowLayout,
+    ) -> AttentionMetadata:
+        """Any mix of row counts: short ones share a padded segment, each longer chunk has its own."""
         starts = np.asarray(layout.query_start_loc_np)
-        max_seq_lens = np.asarray(layout.max_seq_lens_np)
         counts = np.diff(starts)
-        max_seq_len = int(max_seq_lens.max())
-        self._grow_arange(max_seq_len + int(counts.max()))
-        if (counts == counts[0]).all():
-            shifted, slots = self._uniform_slots(block_tables, layout, int(counts[0]))
-        else:
-            shifted, slots = self._ragged_slots(block_tables, layout, counts)
-        num_tokens = int(starts[-1])
-        # slots: [num_groups, num_tokens, kernel]
+        max_seq_lens = np.asarray(layout.max_seq_lens_np)
+        shifted, slots = self._row_slots(tables, layout, counts)
         slot_mapping = self._slot_mapping(slots, layout, counts)
         return AttentionMetadata(
-            num_tokens=num_tokens,
-            max_seq_len=max_seq_len,
+            num_tokens=int(starts[-1]),
+            max_seq_len=int(max_seq_lens.max()),
             positions=shifted - self._block_size,
-            slot_mapping=dict(zip((spec.name for spec in self._groups), slot_mapping.unbind(0), strict=True)),
+            slot_mapping={spec.name: slot_mapping[group] for group, spec in enumerate(self._groups)},
             tap_slots={
                 spec.name: slots[group].reshape(-1)
                 for group, spec in enumerate(self._groups)
                 if spec.kind == "short_conv"
             },
             segments=tuple(
-                Segment(plan.num_reqs, plan.num_rows, plan.rows, self._keys(block_tables, layout, plan))
+                Segment(plan.num_reqs, plan.num_rows, plan.rows, self._keys(tables, layout, plan))
                 for plan in self._plan_segments(starts, counts, max_seq_lens)
             ),
         )
 
     def _grow_arange(self, max_positions: int) -> None:
         needed = max_positions + 2 * self._block_size
-        if needed > len(self._arange):
-            self._arange = torch.arange(2 * needed, device=self._device)
+        if needed > len(self._arange) + self._first_offset:
+            self._arange = torch.arange(self._first_offset, 2 * needed, device=self._device)
 
-    def _range(self, start: int, end: int) -> Tensor:
-        return self._arange[start:end]
+    def _offsets(self, start: int, end: int) -> Tensor:
+        """start .. end - 1, without making a tensor."""
+        return self._arange[start - self._first_offset : end - self._first_offset]
 
     def _to_device(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
 
-    def _uniform_slots(self, tables: Tensor, layout: RowLayout, num_rows: int) -> tuple[Tensor, Tensor]:
-        """All requests have `num_rows` rows, whose taps overlap: each slot is looked up once.
-
-        Returns positions shifted up by one block [num_tokens], slots of all taps [num_groups, num_tokens, kernel].
-        """
-        reach = self._kernel - 1
-        # [num_reqs, reach + num_rows]; shifting by a block makes column = position // block_size
-        shifted = layout.first_position[:, None] + self._range(
-            self._block_size - reach, self._block_size + num_rows
-        )
-        columns = (shifted // self._block_size).expand(len(self._groups), -1, -1)
-        slots = torch.add(shifted % self._block_size, tables.gather(2, columns), alpha=self._block_size)
-        taps = slots.unfold(2, self._kernel, 1)
-        return shifted[:, reach:].reshape(-1), taps.reshape(len(self._groups), -1, self._kernel)
-
-    def _ragged_slots(self, tables: Tensor, layout: RowLayout, counts: np.ndarray) -> tuple[Tensor, Tensor]:
-        """As `_uniform_slots`, each row by itself."""
+    def _row_slots(self, tables: Tensor, layout: RowLayout, counts: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Positions shifted up by one block [num_tokens], slots of all taps [num_groups, num_tokens, kernel]."""
         reach = self._kernel - 1
         requests = self._to_device(np.repeat(np.arange(len(counts)), counts))
         offsets = np.concatenate([np.arange(count) for count in counts])[:, None]
@@ -204,28 +259,14 @@ class AttentionMetadataBuilder:
 
     def _slot_mapping(self, slots: Tensor, layout: RowLayout, counts: np.ndarray) -> Tensor:
         # [num_groups, num_tokens, kernel] -> [num_groups, num_tokens]
-        own = slots[:, :, -1]
+        own = slots[:, :, -1].contiguous()
         if layout.num_live is None:
-            return own.contiguous()
-        if (counts == counts[0]).all():
-            is_live = self._range(0, int(counts[0])) < layout.num_live[:, None]
-        else:
-            offsets = self._to_device(np.concatenate([np.arange(count) for count in counts]))
-            requests = self._to_device(np.repeat(np.arange(len(counts)), counts))
-            is_live = offsets < layout.num_live[requests]
-        return torch.where(is_live.view(-1), own, -1)
+            return own
+        offsets = self._to_device(np.concatenate([np.arange(count) for count in counts]))
+        requests = self._to_device(np.repeat(np.arange(len(counts)), counts))
+        return torch.where(offsets < layout.num_live[requests], own, -1)
 
-    def _plan_segments(
-        self, starts: np.ndarray, counts: np.ndarray, max_seq_lens: np.ndarray
-    ) -> list[_SegmentPlan]:
-        num_rows = int(counts[0])
-        limit = _MAX_SEGMENT_ROWS if len(counts) == 1 else _MAX_SHARED_ROWS
-        if num_rows <= limit and (counts == num_rows).all():
-            return [
-                _SegmentPlan(
-                    slice(None), len(counts), num_rows, None, self._range(0, num_rows)[None], int(max_seq_lens.max())
-                )
-            ]
+    def _plan_segments(self, starts: np.ndarray, counts: np.ndarray, max_seq_lens: np.ndarray) -> list[_SegmentPlan]:
         plans = []
         shared = np.flatnonzero(counts <= _MAX_SHARED_ROWS)
         if len(shared):
@@ -240,7 +281,7 @@ class AttentionMetadataBuilder:
                         1,
                         num_rows,
                         slice(first_row, first_row + num_rows),
-                        self._range(offset, offset + num_rows)[None],
+                        self._offsets(offset, offset + num_rows)[None],
                         # Later pieces of the chunk lie after this one.
                         int(max_seq_lens[request]) - (int(counts[request]) - offset - num_rows),
                     )
@@ -286,21 +327,19 @@ class AttentionMetadataBuilder:
         """The first `num_blocks` blocks of each request."""
         # table: [num_reqs, num_columns]; positions: [num_reqs, Q]
         size = self._block_size
-        slots = torch.add(self._range(0, size), table[:, 1 : 1 + num_blocks, None], alpha=size)
+        slots = torch.add(self._offsets(0, size), table[:, 1 : 1 + num_blocks, None], alpha=size)
         # 1 + distance, as (position + 1) - key
-        columns = ((positions + 1)[:, :, None] - self._range(0, num_blocks * size)).clamp_(0, extent + 1)
+        columns = ((positions + 1)[:, :, None] - self._offsets(0, num_blocks * size)).clamp_(0, extent + 1)
         return SegmentKeys(slots.view(-1), columns[:, None, None])
 
-    def _window_keys(
-        self, table: Tensor, positions: Tensor, window: int, num_blocks: int, extent: int
-    ) -> SegmentKeys:
+    def _window_keys(self, table: Tensor, positions: Tensor, window: int, num_blocks: int, extent: int) -> SegmentKeys:
         """The `num_blocks` blocks of each request from where its first row's window begins."""
         size = self._block_size
         # [num_reqs, 1]
         first_block = (positions[:, :1] - (window - 1)).clamp_(min=0) // size
         # Past the end of the table any block will do: its keys are after every row.
-        table_columns = (first_block + self._range(1, 1 + num_blocks)).clamp_(max=table.shape[1] - 1)
-        slots = torch.add(self._range(0, size), table.gather(1, table_columns)[:, :, None], alpha=size)
+        table_columns = (first_block + self._offsets(1, 1 + num_blocks)).clamp_(max=table.shape[1] - 1)
+        slots = torch.add(self._offsets(0, size), table.gather(1, table_columns)[:, :, None], alpha=size)
         from_first_key = torch.sub(positions + 1, first_block, alpha=size)
-        columns = (from_first_key[:, :, None] - self._range(0, num_blocks * size)).clamp_(0, extent + 1)
+        columns = (from_first_key[:, :, None] - self._offsets(0, num_blocks * size)).clamp_(0, extent + 1)
         return SegmentKeys(slots.view(-1), columns[:, None, None])

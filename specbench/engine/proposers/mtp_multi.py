@@ -30,7 +30,9 @@ class DraftLayout:
     """Index maps of a draft pass that depend on its shape alone."""
 
     # [num_requests + 1] on the host
-    query_start_loc_np: np.ndarray
+    query_start_loc_np: tuple[int, ...]
+    # [num_requests] on the host: rows added to the target's layout
+    num_added_np: tuple[int, ...]
     # [num_requests] int64: first row of each request in this layout, and in the target's
     query_start: torch.Tensor
     target_start: torch.Tensor
@@ -53,7 +55,8 @@ def draft_layout(
         return torch.tensor(values, device=device)
 
     return DraftLayout(
-        query_start_loc_np=starts,
+        query_start_loc_np=tuple(starts.tolist()),
+        num_added_np=tuple((counts - np.diff(target_start_loc)).tolist()),
         query_start=to_device(starts[:-1].astype(np.int64)),
         target_start=to_device(np.asarray(target_start_loc[:-1], dtype=np.int64)),
         request_of_row=to_device(np.repeat(np.arange(len(counts)), counts)),
@@ -100,9 +103,10 @@ class MultiModuleMTP:
         num_stale = self._num_stale_rows(batch, layout)
         first_position = batch.first_position - num_stale
         num_live = num_stale + batch.num_valid
+        # Stale rows come before the target's first row, so the bound of an added row is never too small.
+        max_seq_lens = [m + n for m, n in zip(batch.max_seq_lens_np, layout.num_added_np, strict=True)]
         metadata = self.metadata_builder.build(
-            batch.block_tables,
-            RowLayout(layout.query_start_loc_np, first_position, num_live, self._max_seq_lens(batch)),
+            batch.block_tables, RowLayout(layout.query_start_loc_np, first_position, num_live, max_seq_lens)
         )
         hidden = self._gather_hidden(batch, layout, metadata.positions)
         self._draft(batch, layout, metadata, hidden, layout.query_start + num_live - 1)
@@ -122,11 +126,6 @@ class MultiModuleMTP:
             return torch.zeros_like(batch.num_accepted)
         num_stale = (self.num_modules - 1 - batch.num_accepted).clamp_min(0)
         return torch.minimum(num_stale, batch.first_position).masked_fill(layout.is_chunk, 0)
-
-    def _max_seq_lens(self, batch: DraftBatch) -> np.ndarray:
-        num_rows = np.diff(batch.query_start_loc_np)
-        first_position = np.asarray(batch.max_seq_lens_np) - num_rows
-        return first_position + np.where(batch.is_chunk_np, num_rows, self.num_modules + 1)
 
     def _gather_hidden(self, batch: DraftBatch, layout: DraftLayout, positions: torch.Tensor) -> torch.Tensor:
         """The target's hidden at every row, from this step's rows or the window; then the window is moved on.

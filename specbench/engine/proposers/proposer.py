@@ -6,7 +6,7 @@ proposer. The runner and the scheduler read what a proposer declares and never a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,7 +50,7 @@ class DraftBatch:
     # on the host, by request: whether its rows are a chunk of a prompt rather than a verification
     is_chunk_np: tuple[bool, ...]
     # on the host, by request: upper bound of the sequence length, this step's rows included
-    max_seq_lens_np: tuple[int, ...]
+    max_seq_lens_np: Sequence[int]
     # [num_tokens, hidden]: the target's hidden after its final norm, every row
     hidden_states: torch.Tensor
     # [num_tokens, hidden]: the same before the final norm
