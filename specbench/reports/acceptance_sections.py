@@ -1,0 +1,158 @@
+"""The sections of report.md that speak of drafts: acceptance, positions, previous step, histogram, categories.
+
+Belongs here: those sections as text, from the `acceptance` block of metrics.json. Does not belong here: formulas.
+"""
+
+from __future__ import annotations
+
+from specbench.reports.acceptance import ratio
+from specbench.reports.markdown_table import markdown_table
+from specbench.reports.number_format import count, decimal, percent, percent_of, slash_joined
+
+TITLES = (
+    "Acceptance",
+    "Acceptance by position",
+    "Acceptance given the previous step",
+    "Accepted drafts a step",
+    "Acceptance by category",
+)
+
+
+def acceptance_sections(acceptance: dict) -> list[str]:
+    """Headed sections in the order of the report. Categories come only where requests have one."""
+    titles = TITLES if acceptance["by_category"] else TITLES[:-1]
+    if not acceptance["drafts"]:
+        reason = "speculation was off" if acceptance["drafts"] is None else "no step of this run had drafts"
+        return [f"## {title}\n\nNothing was drafted: {reason}." for title in titles]
+    bodies = (_pooled, _by_position, _by_previous, _histogram, _by_category)
+    return [f"## {title}\n\n{body(acceptance)}" for title, body in zip(titles, bodies, strict=False)]
+
+
+def _pooled(acceptance: dict) -> str:
+    rows = [
+        ("Speculative tokens (k)", count(acceptance["num_speculative_tokens"])),
+        ("Acceptance rate", percent(acceptance["acceptance_rate"])),
+        ("Acceptance length", decimal(acceptance["acceptance_length"])),
+        ("Acceptance length, mean of requests", decimal(acceptance["per_request_mean_length"])),
+        ("Drafts", count(acceptance["drafts"])),
+        ("Draft tokens", count(acceptance["draft_tokens"])),
+        ("Accepted tokens", count(acceptance["accepted_tokens"])),
+    ]
+    note = (
+        "Acceptance rate = accepted / draft tokens; acceptance length = 1 + accepted / drafts, with the bonus token; "
+        "a step with nothing drafted is not a draft."
+    )
+    return "\n\n".join([markdown_table(("Metric", "Value"), rows), note, _autocorrelation(acceptance)])
+
+
+def _autocorrelation(acceptance: dict) -> str:
+    """Accepted counts of steps `lag` apart in one request, as a table of two rows."""
+    pooled, within = acceptance["autocorrelation"], acceptance["autocorrelation_within_request"]
+    header = ("Autocorrelation of accepted at lag", *(str(lag + 1) for lag in range(len(pooled))))
+    rows = [
+        ("pooled", *(decimal(one) for one in pooled)),
+        ("request means removed", *(decimal(one) for one in within)),
+    ]
+    return markdown_table(header, rows)
+
+
+def _by_position(acceptance: dict) -> str:
+    """Unconditional and given the previous position; the joined line is the form that pull requests use."""
+    rows = [
+        (f"Position {position}", count(accepted), percent(unconditional), percent(conditional))
+        for position, (accepted, unconditional, conditional) in enumerate(
+            zip(
+                acceptance["accepted_at_position"],
+                acceptance["per_position"],
+                acceptance["per_position_conditional"],
+                strict=True,
+            )
+        )
+    ]
+    joined = [
+        ("Per-position acceptance (%)", slash_joined(acceptance["per_position"])),
+        ("Given the previous position (%)", slash_joined(acceptance["per_position_conditional"])),
+    ]
+    header = ("Position", "Accepted", "Of all drafts", "Given the previous position")
+    return "\n\n".join([markdown_table(header, rows), markdown_table(("Metric", "Value"), joined, num_text_columns=2)])
+
+
+def _by_previous(acceptance: dict) -> str:
+    """The split by what the request's previous step accepted, its totals, then the positions inside each bucket."""
+    buckets = previous_rows(acceptance)
+    rows = [
+        (label, count(bucket["drafts"]), _position_0(bucket), decimal(bucket["acceptance_length"]))
+        for label, bucket in buckets
+    ]
+    header = ("Accepted by the previous step", "Drafts", "Position 0", "Acceptance length")
+    positions = range(acceptance["num_speculative_tokens"])
+    inside = [
+        (label, *(percent(one) for one in bucket["per_position_conditional"]))
+        for label, bucket in buckets
+        if "per_position_conditional" in bucket
+    ]
+    inside_header = ("Given the previous position", *(f"Pos {position}" for position in positions))
+    note = '"All with a previous step" takes the drafts whose request\'s previous step drafted too.'
+    return "\n\n".join([markdown_table(header, rows), note, markdown_table(inside_header, inside)])
+
+
+def previous_rows(acceptance: dict) -> list[tuple[str, dict]]:
+    """(label, bucket): 0..k, those short of k together, the total of the two, buckets without a previous draft, all."""
+    k = acceptance["num_speculative_tokens"]
+    by_previous = {bucket["previous"]: bucket for bucket in acceptance["by_previous"]}
+    after_drafts = [by_previous[previous] for previous in range(k + 1)]
+    rows = [(_bucket_label(previous, k), by_previous[previous]) for previous in range(k + 1)]
+    if k > 1:
+        rows.append((f"0 to {k - 1} together", _merged(after_drafts[:-1])))
+    rows.append(("all with a previous step", _merged(after_drafts)))
+    others = (("no previous step", by_previous[None]), ("nothing drafted by it", by_previous[-1]))
+    rows.extend((label, bucket) for label, bucket in others if bucket["drafts"])
+    return [*rows, ("all", acceptance)]
+
+
+def _bucket_label(previous: int, k: int) -> str:
+    if previous == 0:
+        return "0 (draft rejected)"
+    if previous == k:
+        return f"{k} (draft accepted)" if k == 1 else f"{k} (chain never broke)"
+    return str(previous)
+
+
+def _merged(buckets: list[dict]) -> dict:
+    """Buckets as one, as far as their counts go: what was reached at each position is not among them."""
+    drafts = sum(bucket["drafts"] for bucket in buckets)
+    accepted = [sum(position) for position in zip(*(bucket["accepted_at_position"] for bucket in buckets), strict=True)]
+    mean = ratio(sum(accepted), drafts)
+    return {
+        "drafts": drafts,
+        "acceptance_length": None if mean is None else 1 + mean,
+        "accepted_at_position": accepted,
+    }
+
+
+def _position_0(bucket: dict) -> str:
+    return percent(ratio(bucket["accepted_at_position"][0], bucket["drafts"]))
+
+
+def _histogram(acceptance: dict) -> str:
+    drafts = acceptance["drafts"]
+    rows = [
+        (str(accepted), count(steps), percent(ratio(steps, drafts)))
+        for accepted, steps in enumerate(acceptance["accepted_histogram"])
+    ]
+    return markdown_table(("Accepted", "Steps", "Share"), rows)
+
+
+def _by_category(acceptance: dict) -> str:
+    header = ("Category", "Drafts", "Acceptance rate", "Acceptance length", "Per-position acceptance (%)")
+    rows = [
+        (
+            name,
+            count(entry["drafts"]),
+            percent_of(entry["accepted_tokens"], entry["draft_tokens"]),
+            decimal(entry["acceptance_length"]),
+            slash_joined(entry["per_position"]),
+        )
+        for name, entry in acceptance["by_category"].items()
+    ]
+    return markdown_table(header, rows)

@@ -1,0 +1,87 @@
+"""metrics.json of one run, assembled from its event log.
+
+Belongs here: which block comes from where, and the keys. Does not belong here: formulas (acceptance.py, latency.py,
+accuracy.py, identities.py), text (markdown.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from specbench.records import SCHEMA_VERSION, RequestRecord, RunRecord
+from specbench.reports.acceptance import acceptance_metrics, ratio
+from specbench.reports.accuracy import accuracy_metrics
+from specbench.reports.identities import identity_checks
+from specbench.reports.latency import is_completed, latency_metrics, throughput_metrics
+from specbench.reports.markdown import report_markdown
+from specbench.reports.step_columns import StepColumns, measured, step_columns
+from specbench.run_directory import EventLog, RunDirectory
+
+
+def compute_metrics(run: RunRecord, log: EventLog) -> dict:
+    """metrics.json as plain containers. `intervals` is left empty."""
+    columns = step_columns(log.requests, log.verify_steps)
+    acceptance = acceptance_metrics(columns, _num_speculative_tokens(run, columns))
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "requests": _request_counts(log.requests),
+        "acceptance": acceptance,
+        "latency": latency_metrics(columns),
+        "throughput": throughput_metrics(columns, run.config["parallel"]["tensor_parallel_size"]),
+        "cache": _cache(run),
+        "eval": accuracy_metrics(run.data.name, run.config["eval"]["scorer"], columns.requests, log.samples),
+        "checks": {"identities": identity_checks(columns, acceptance), "output": _output_check(run)},
+        "intervals": {},
+    }
+
+
+def recompute(run_directory: Path) -> tuple[dict, str]:
+    """metrics.json and report.md of a run, anew from its event log alone; both are written and returned."""
+    directory = RunDirectory.open(run_directory)
+    run = directory.read_run()
+    metrics = compute_metrics(run, directory.read_event_log())
+    report = report_markdown(run, metrics)
+    directory.write_metrics(metrics)
+    directory.write_report(report)
+    return metrics, report
+
+
+def _num_speculative_tokens(run: RunRecord, columns: StepColumns) -> int | None:
+    """k; None when speculation was off. Rows are believed over the configuration."""
+    spec = run.config["spec"]
+    most_drafted = int(columns.num_drafted.max(initial=0))
+    if spec["method"] == "none" and most_drafted == 0:
+        return None
+    configured = spec["num_speculative_tokens"]
+    return max(most_drafted, run.model.num_modules if configured is None else configured)
+
+
+def _request_counts(requests: list[RequestRecord]) -> dict[str, int]:
+    kept = measured(requests)
+    return {
+        "completed": sum(is_completed(request) for request in kept),
+        "failed": sum(request.finish_reason == "error" for request in kept),
+        "aborted": sum(request.finish_reason == "aborted" for request in kept),
+        "warmup": len(requests) - len(kept),
+    }
+
+
+def _cache(run: RunRecord) -> dict:
+    """Tokens looked up in the prefix cache and found there."""
+    if not run.cache_counters:
+        return {"query_tokens": None, "hit_tokens": None, "hit_rate": None}
+    query_tokens, hit_tokens = run.cache_counters["query_tokens"], run.cache_counters["hit_tokens"]
+    return {"query_tokens": query_tokens, "hit_tokens": hit_tokens, "hit_rate": ratio(hit_tokens, query_tokens)}
+
+
+def _output_check(run: RunRecord) -> dict:
+    check = run.output_check
+    if check is None:
+        return {"status": "not_checked", "compared": None, "identical": None, "near_ties": None, "mismatches": None}
+    return {
+        "status": check.status,
+        "compared": check.compared,
+        "identical": check.identical,
+        "near_ties": check.near_ties,
+        "mismatches": check.mismatches,
+    }

@@ -1,0 +1,78 @@
+"""The closing table of a run as plain rows; whoever owns the terminal draws them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbench.records import RunRecord
+from specbench.reports.identities import broken_identities
+from specbench.reports.markdown import LATENCY_LABELS, data_title, is_unfinished, model_title
+from specbench.reports.number_format import count, decimal, percent, percent_of, slash_joined
+from specbench.reports.output_check_text import check_sentence
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryRow:
+    """One line. `level` is "plain", "good" or "bad"; `is_section_end` asks for a rule below it."""
+
+    label: str
+    value: str
+    level: str = "plain"
+    is_section_end: bool = False
+
+
+def summary_rows(run: RunRecord, metrics: dict) -> list[SummaryRow]:
+    """What ran, verdict, accuracy, speed and acceptance, in the order of the report."""
+    return [*_what_ran(run), *_verdict(run, metrics), *_accuracy(metrics), *_speed(metrics), *_acceptance(metrics)]
+
+
+def _what_ran(run: RunRecord) -> list[SummaryRow]:
+    state = [SummaryRow("Unfinished", "still going, or killed", "bad")] if is_unfinished(run) else []
+    data = data_title(run.data, run.config["eval"]["name"])
+    return [SummaryRow("Model", model_title(run.model)), *state, SummaryRow("Data", data, is_section_end=True)]
+
+
+def _verdict(run: RunRecord, metrics: dict) -> list[SummaryRow]:
+    requests, status = metrics["requests"], metrics["checks"]["output"]["status"]
+    bad = requests["failed"] + requests["aborted"]
+    level = {"identical": "good", "mismatch": "bad"}.get(status, "plain")
+    broken = broken_identities(metrics)
+    ended = f"{count(requests['completed'])} completed" + (f", {count(bad)} failed or aborted" if bad else "")
+    return [
+        SummaryRow("Output check", check_sentence(run.output_check).replace("**", ""), level),
+        SummaryRow("Identities", f"broken: {', '.join(broken)}" if broken else "hold", "bad" if broken else "good"),
+        SummaryRow("Requests", ended, "bad" if bad else "plain", is_section_end=True),
+    ]
+
+
+def _accuracy(metrics: dict) -> list[SummaryRow]:
+    accuracy = metrics["eval"]
+    if accuracy["total"] is None:
+        return []
+    value = f"{percent_of(accuracy['correct'], accuracy['total'])} by {accuracy['scorer']}"
+    return [SummaryRow("Accuracy", value, is_section_end=True)]
+
+
+def _speed(metrics: dict) -> list[SummaryRow]:
+    throughput = metrics["throughput"]
+    latencies = [
+        SummaryRow(f"{label}, P50", decimal(metrics["latency"][name]["p50"]), is_section_end=name == "e2el_ms")
+        for name, label in LATENCY_LABELS.items()
+    ]
+    return [
+        SummaryRow("Duration (s)", decimal(throughput["duration_s"])),
+        SummaryRow("Output token throughput (tok/s)", decimal(throughput["output_token_per_s"])),
+        *latencies,
+    ]
+
+
+def _acceptance(metrics: dict) -> list[SummaryRow]:
+    acceptance = metrics["acceptance"]
+    if not acceptance["drafts"]:
+        return [SummaryRow("Acceptance", "nothing was drafted")]
+    return [
+        SummaryRow("Acceptance rate", percent(acceptance["acceptance_rate"])),
+        SummaryRow("Acceptance length", decimal(acceptance["acceptance_length"])),
+        SummaryRow("Per-position acceptance (%)", slash_joined(acceptance["per_position"])),
+        SummaryRow("Given the previous position (%)", slash_joined(acceptance["per_position_conditional"])),
+    ]

@@ -1,0 +1,282 @@
+"""The files of one run directory: run.json, the journal, the parquet tables, metrics.json and report.md.
+
+Belongs here: names, atomic writing, appending, tolerant reading. Does not belong here: what a value means (records.py),
+its column type (record_tables.py), any metric (reports/).
+
+    journal.jsonl    append-only, flushed a line: {"kind": "request", ...} for each finished request with its verify
+                     steps and sample, {"kind": "engine_step", ...} for each step of the engine
+    *.parquet        the same records as tables, made from the journal when the run ends
+
+A killed run has only the journal; its last line may be torn and is then left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
+from typing import TextIO
+
+from specbench.errors import UserError
+from specbench.record_tables import Record, read_table, write_table
+from specbench.records import (
+    SCHEMA_VERSION,
+    DataIdentity,
+    EngineStep,
+    ModelIdentity,
+    OutputCheck,
+    RequestRecord,
+    RunRecord,
+    SampleRecord,
+    VerifyStep,
+)
+from specbench.redaction import redact
+
+RUN_FILE = "run.json"
+JOURNAL_FILE = "journal.jsonl"
+METRICS_FILE = "metrics.json"
+REPORT_FILE = "report.md"
+TABLE_FILES = ("requests.parquet", "verify_steps.parquet", "engine_steps.parquet", "samples.parquet")
+
+
+@dataclass(slots=True)
+class EventLog:
+    """All that a run recorded, in order of finishing. Warm-up requests are here, their samples are not."""
+
+    requests: list[RequestRecord] = field(default_factory=list)
+    verify_steps: list[VerifyStep] = field(default_factory=list)
+    engine_steps: list[EngineStep] = field(default_factory=list)
+    samples: list[SampleRecord] = field(default_factory=list)
+
+
+class Journal:
+    """The open journal of a running run. Every line is handed to the system before the call returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _writing(path):
+            self._file = _open_for_append(path)
+
+    def append_request(
+        self, request: RequestRecord, verify_steps: list[VerifyStep], sample: SampleRecord | None
+    ) -> None:
+        """One finished request, failed ones included. `sample` is None where nothing is kept of its text."""
+        self._append(
+            {
+                "kind": "request",
+                "request": asdict(request),
+                "verify_steps": _steps_to_columns(verify_steps),
+                "sample": None if sample is None else asdict(sample),
+            }
+        )
+
+    def append_engine_step(self, step: EngineStep) -> None:
+        """One step of the engine."""
+        self._append({"kind": "engine_step", **asdict(step)})
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _append(self, entry: dict) -> None:
+        line = json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
+        with _writing(self._path):
+            self._file.write(line + "\n")
+            self._file.flush()
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """One run's directory. Make it with `create` or `open`."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: Path) -> RunDirectory:
+        """A directory for a new run. One that already holds a run is refused; an empty one is taken."""
+        for name in (RUN_FILE, JOURNAL_FILE):
+            if (path / name).exists():
+                raise UserError(f"{path}: already holds a run ({name}); name another directory")
+        with _writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise UserError(f"{path}: cannot be written (Permission denied); name another place with output_root=DIR")
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """The directory of a run that was started before."""
+        if not (path / RUN_FILE).is_file():
+            raise UserError(f"{path}: not a run directory, it has no {RUN_FILE}")
+        return cls(path)
+
+    def write_run(self, run: RunRecord) -> None:
+        """Write run.json, without secrets."""
+        self._write_text(RUN_FILE, _dump_json(redact(asdict(run))))
+
+    def read_run(self) -> RunRecord:
+        """run.json; another schema version, an unknown or a missing key is a user error."""
+        return _run_from_json(self.path / RUN_FILE)
+
+    def open_journal(self) -> Journal:
+        """The journal for appending; what a killed run left torn at its end is cut off first."""
+        return Journal(self.path / JOURNAL_FILE)
+
+    def read_journal(self) -> EventLog:
+        """The event log from the journal alone; no journal is an empty log."""
+        path = self.path / JOURNAL_FILE
+        return _read_journal(path) if path.exists() else EventLog()
+
+    def write_tables(self, log: EventLog) -> None:
+        """Write the four parquet tables."""
+        self._write_table("requests.parquet", RequestRecord, log.requests)
+        self._write_table("verify_steps.parquet", VerifyStep, log.verify_steps)
+        self._write_table("engine_steps.parquet", EngineStep, log.engine_steps)
+        self._write_table("samples.parquet", SampleRecord, log.samples)
+
+    def read_tables(self) -> EventLog:
+        """The event log from the four parquet tables."""
+        return EventLog(
+            requests=read_table(self.path / "requests.parquet", RequestRecord),
+            verify_steps=read_table(self.path / "verify_steps.parquet", VerifyStep),
+            engine_steps=read_table(self.path / "engine_steps.parquet", EngineStep),
+            samples=read_table(self.path / "samples.parquet", SampleRecord),
+        )
+
+    def read_event_log(self) -> EventLog:
+        """From the tables of a run that ended, else from the journal: a killed or resumed run may have old tables."""
+        has_tables = all((self.path / name).exists() for name in TABLE_FILES)
+        if has_tables and self.read_run().status != "running":
+            return self.read_tables()
+        return self.read_journal()
+
+    def finalise(self) -> EventLog:
+        """Turn the journal into the tables. The journal stays."""
+        log = self.read_journal()
+        self.write_tables(log)
+        return log
+
+    def write_metrics(self, metrics: dict) -> None:
+        self._write_text(METRICS_FILE, _dump_json(metrics))
+
+    def write_report(self, text: str) -> None:
+        self._write_text(REPORT_FILE, text)
+
+    def _write_table(self, name: str, record_type: type[Record], records: list[Record]) -> None:
+        with _replacing(self.path / name) as partial:
+            write_table(partial, record_type, records)
+
+    def _write_text(self, name: str, text: str) -> None:
+        with _replacing(self.path / name) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """What the system refuses inside becomes one line for the user."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise UserError(f"{path}: cannot be written ({reason}); name another place with output_root=DIR") from error
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` to write to, which takes its place at the end: a reader never sees half of it."""
+    partial = path.with_name(path.name + ".partial")
+    with _writing(path):
+        yield partial
+        os.replace(partial, path)
+
+
+def _dump_json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _open_for_append(path: Path) -> TextIO:
+    """Open for appending, after cutting off a last line that has no end."""
+    if path.exists():
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(path, whole)
+    return path.open("a", encoding="utf-8")
+
+
+def _read_journal(path: Path) -> EventLog:
+    """Read every line that has its end; what follows the last end was torn by a kill."""
+    log = EventLog()
+    whole_lines = path.read_bytes().split(b"\n")[:-1]
+    for number, line in enumerate(whole_lines, start=1):
+        try:
+            _add_entry(log, json.loads(line))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(f"{path}:{number}: not a journal line ({reason}); was the file changed?") from error
+    return log
+
+
+def _add_entry(log: EventLog, entry: dict) -> None:
+    kind = entry.pop("kind")
+    if kind == "engine_step":
+        log.engine_steps.append(EngineStep(**entry))
+        return
+    if kind != "request":
+        raise ValueError(f"unknown kind {kind!r}")
+    request = RequestRecord(**entry["request"])
+    steps = _steps_from_columns(request.request_id, entry["verify_steps"])
+    sample = None if entry["sample"] is None else SampleRecord(**entry["sample"])
+    log.requests.append(request)
+    log.verify_steps.extend(steps)
+    if sample is not None and not request.is_warmup:
+        log.samples.append(sample)
+
+
+def _step_columns() -> list[str]:
+    return [column.name for column in fields(VerifyStep) if column.name != "request_id"]
+
+
+def _steps_to_columns(steps: list[VerifyStep]) -> dict[str, list]:
+    """Columns rather than rows: names once a line, not once a step."""
+    return {name: [getattr(step, name) for step in steps] for name in _step_columns()}
+
+
+def _steps_from_columns(request_id: str, columns: dict[str, list]) -> list[VerifyStep]:
+    rows = zip(*(columns[name] for name in _step_columns()), strict=True)
+    return [VerifyStep(request_id, *row) for row in rows]
+
+
+def _run_from_json(path: Path) -> RunRecord:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(content, dict) or content.get("schema_version") != SCHEMA_VERSION:
+        found = content.get("schema_version") if isinstance(content, dict) else None
+        raise UserError(
+            f"{path}: schema_version is {found!r}, this specbench reads {SCHEMA_VERSION}; use the version that wrote it"
+        )
+    try:
+        check = content["output_check"]
+        return RunRecord(
+            **{
+                **content,
+                "model": ModelIdentity(**content["model"]),
+                "data": DataIdentity(**content["data"]),
+                "output_check": None if check is None else OutputCheck(**check),
+            }
+        )
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: not a run record ({type(error).__name__}: {error})") from error
