@@ -4,9 +4,9 @@
     hidden, logits = oracle.target_hidden_and_logits(ids)     # [T, hidden] after the final norm, [T, vocab]
     chain = oracle.mtp_chain(ids, num_modules)                # one (hidden, logits) a module
 
-mtp_chain(ids, N)[m] holds rows p = 0 .. T - m - 2: those whose token ids[p + m + 1] exists. Row p of module m takes the
-embedding of ids[p + m + 1] and the previous hidden of row p (the target's for module 0); its logits predict the token at
-p + m + 2. So with ids = committed tokens followed by the drafts of one pass, the pass's row P = len(committed) - 2 must
+mtp_chain(ids, N)[m] holds rows p = 0 .. T - m - 2: those whose token ids[p + m + 1] exists. Row p of module m takes
+the embedding of ids[p + m + 1] and the previous hidden of row p (the target's for module 0); its logits predict the
+token at p + m + 2. So with ids = committed tokens followed by the drafts of one pass, the pass's row P = len(committed) - 2 must
 equal row P of every module, and draft m = argmax of mtp_chain(ids, N)[m][1][P].
 """
 
@@ -71,7 +71,9 @@ class Oracle:
         return x * (x.square().mean(-1, keepdim=True) + self.text["rms_norm_eps"]).rsqrt() * self.weights[name]
 
     def _block(self, x: Tensor, prefix: str, is_local: bool, has_log_scaling: bool) -> Tensor:
-        attended = self._attention(self._norm(x, prefix + "attn_norm.weight"), prefix + "attn.", is_local, has_log_scaling)
+        attended = self._attention(
+            self._norm(x, prefix + "attn_norm.weight"), prefix + "attn.", is_local, has_log_scaling
+        )
         x = x + self._conv(attended, prefix + "attn_sconv.weight")
         y = self._norm(x, prefix + "mlp_norm.weight")
         is_sparse = prefix + "mlp.gate.weight" in self.weights
@@ -137,4 +139,6 @@ class Oracle:
     def _expert(self, row: Tensor, prefix: str, expert: int) -> Tensor:
         num_routed = self.text["n_routed_experts"]
         name, index = ("experts.", expert) if expert < num_routed else ("shared_experts.shared_", expert - num_routed)
-        return self._swiglu(row, self.weights[f"{prefix}{name}w13_weight"][index], self.weights[f"{prefix}{name}w2_weight"][index])
+        return self._swiglu(
+            row, self.weights[f"{prefix}{name}w13_weight"][index], self.weights[f"{prefix}{name}w2_weight"][index]
+        )

@@ -34,14 +34,18 @@ class PagedSequences:
     """Caches and block tables of one owner for `num_sequences` sequences of up to `max_positions` tokens."""
 
     def __init__(
-        self, owner: InklingModel | InklingMTPModules, num_sequences: int, max_positions: int, block_size: int, seed: int = 0
+        self,
+        owner: InklingModel | InklingMTPModules,
+        num_sequences: int,
+        max_positions: int,
+        block_size: int,
+        seed: int = 0,
     ) -> None:
         groups = owner.cache_groups()
         num_blocks = num_table_columns(max_positions, block_size) - 1
         total = 1 + num_sequences * num_blocks
-        self.caches = {
-            spec.name: CachePool(spec, total, block_size, torch.float32, torch.device("cpu")) for spec in groups
-        }
+        dtype = {2: torch.bfloat16, 4: torch.float32}[groups[0].element_size]
+        self.caches = {spec.name: CachePool(spec, total, block_size, dtype, torch.device("cpu")) for spec in groups}
         self.builder = AttentionMetadataBuilder(groups, block_size, owner.relative_extents, torch.device("cpu"))
         self.block_size = block_size
         # [num_groups, num_sequences, 1 + num_blocks]

@@ -1,4 +1,4 @@
-"""Builds a tiny random Inkling in the checkpoint's own layout: every feature on, every weight far from its neutral value."""
+"""Builds a tiny random Inkling in the checkpoint's own layout: every feature on, no weight near its neutral value."""
 
 from __future__ import annotations
 
@@ -74,12 +74,13 @@ def build_tiny_inkling(
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     maker = _TensorMaker(text, seed)
-    save_file(maker.target(), folder / "model.safetensors")
+    files = {"model.safetensors": maker.target()}
     if num_modules:
-        tensors = maker.modules(num_modules, local_module_ids)
+        files["mtp.safetensors"] = maker.modules(num_modules, local_module_ids)
         if chain_hidden_post_norm:
-            tensors["model.mtp.chain_norm.weight"] = maker.norm(text["hidden_size"])
-        save_file(tensors, folder / "mtp.safetensors")
+            files["mtp.safetensors"]["model.mtp.chain_norm.weight"] = maker.norm(text["hidden_size"])
+    for file, tensors in files.items():
+        save_file(tensors, folder / file, metadata={"format": "pt"})
     return folder
 
 

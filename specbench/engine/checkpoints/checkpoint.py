@@ -109,15 +109,17 @@ def _read_header(file: Path) -> list[TensorEntry]:
         num_header_bytes = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
         if len(prefix) < 8 or 8 + num_header_bytes > size:
             raise UserError(f"{file}: truncated in its header, {size} bytes in all; fetch the file again")
-        try:
-            header = json.loads(stream.read(num_header_bytes))
-        except (json.JSONDecodeError, UnicodeDecodeError):
-            raise UserError(f"{file}: its header is not a safetensors header; fetch the file again") from None
-    header.pop("__metadata__", None)
-    num_data_bytes = max((fields["data_offsets"][1] for fields in header.values()), default=0)
+        header_bytes = stream.read(num_header_bytes)
+    try:
+        header = json.loads(header_bytes)
+        header.pop("__metadata__", None)
+        num_data_bytes = max((fields["data_offsets"][1] for fields in header.values()), default=0)
+        entries = [TensorEntry(name, file, fields["dtype"], tuple(fields["shape"])) for name, fields in header.items()]
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"{file}: its header is not a safetensors header; fetch the file again") from None
     expected_size = 8 + num_header_bytes + num_data_bytes
     if expected_size > size:
         raise UserError(
             f"{file}: truncated, its header promises {expected_size} bytes and it holds {size}; fetch the file again"
         )
-    return [TensorEntry(name, file, fields["dtype"], tuple(fields["shape"])) for name, fields in header.items()]
+    return entries

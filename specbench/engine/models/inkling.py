@@ -158,9 +158,7 @@ class InklingModel:
         self._embedding = Embedding(weights.read("model.llm.embed.weight"))
         self._embed_norm = RMSNorm(weights.read("model.llm.embed_norm.weight"), config.rms_norm_eps)
         self._final_norm = RMSNorm(weights.read("model.llm.norm.weight"), config.rms_norm_eps)
-        self._head = LogitsHead(
-            weights.read("model.llm.unembed.weight"), config.vocab_size, config.logits_divisor
-        )
+        self._head = LogitsHead(weights.read("model.llm.unembed.weight"), config.vocab_size, config.logits_divisor)
         self._cache_groups = target_cache_groups(config, weights.dtype.itemsize)
         index = CacheIndex(self._cache_groups)
         self._is_local = config.local_layers
@@ -288,9 +286,7 @@ class InklingMTPModules:
         return self._target.compute_logits(hidden)
 
 
-def load_model(
-    checkpoint: Checkpoint, config: InklingConfig, dtype: torch.dtype, device: torch.device
-) -> InklingModel:
+def load_model(checkpoint: Checkpoint, config: InklingConfig, dtype: torch.dtype, device: torch.device) -> InklingModel:
     """The target of a checked checkpoint."""
     return InklingModel(config, WeightReader(checkpoint, dtype, device))
 

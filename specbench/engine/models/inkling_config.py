@@ -222,7 +222,9 @@ def _modules(raw: dict[str, Any], text: _Section) -> tuple[tuple[bool, ...], boo
     """(per module: is it local, whether the chained hidden is normed). mtp_config is the checkpoint's own spelling."""
     mtp = raw.get("mtp_config") or {}
     num_modules = text.optional("num_mtp_layers") or mtp.get("num_nextn_predict_layers") or 0
-    local_ids = text.optional("mtp_local_layer_ids") or mtp.get("local_layer_ids") or []
+    local_ids = text.optional("mtp_local_layer_ids")
+    if local_ids is None:
+        local_ids = mtp.get("local_layer_ids") or []
     chain_hidden_post_norm = text.optional("chain_hidden_post_norm") or mtp.get("chain_hidden_post_norm") or False
     return tuple(module in local_ids for module in range(num_modules)), chain_hidden_post_norm
 

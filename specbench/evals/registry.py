@@ -1,0 +1,33 @@
+"""The evals by name. A new one is its file, its yaml, its test and a line here."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from specbench.errors import UserError, near_name
+from specbench.evals.answers import SCORERS
+from specbench.evals.gsm8k import load_gsm8k
+from specbench.evals.prompts import load_prompts
+from specbench.evals.task import Task
+from specbench.run_config import EvalConfig
+
+
+class TaskLoader(Protocol):
+    """Reads and checks an eval's data."""
+
+    def __call__(self, config: EvalConfig, *, packaged_model: bool) -> Task: ...
+
+
+TASKS: dict[str, TaskLoader] = {
+    "gsm8k": load_gsm8k,
+    "prompts": load_prompts,
+}
+
+
+def load_task(config: EvalConfig, *, packaged_model: bool) -> Task:
+    """The task that `config` names; a UserError says what is wrong with it or with its data."""
+    if config.name not in TASKS:
+        raise UserError(f"eval.name: unknown eval {config.name!r}: {near_name(config.name, TASKS)}")
+    if config.scorer is not None and config.scorer not in SCORERS:
+        raise UserError(f"eval.scorer: unknown scorer {config.scorer!r}: {near_name(config.scorer, SCORERS)}")
+    return TASKS[config.name](config, packaged_model=packaged_model)

@@ -1,0 +1,150 @@
+"""What an eval is: samples that become requests, and results that become scored records.
+
+Belongs here: the Task and its samples, seeds and request ids, scoring and scoring again. Does not belong here: any one
+eval's data or prompts (gsm8k.py, prompts.py), how an answer is read off a text (answers.py), accuracy (reports/).
+
+Randomness: a target keys a request's draws by (seed, sample_id, turn). Repeats must differ at T > 0, so repeat r runs
+with seed sampling.seed + r; repeat 1 of seed 0 draws as repeat 0 of seed 1 does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from specbench.errors import UserError, near_name
+from specbench.evals.answers import SCORERS, score_text
+from specbench.generate import GenerateRequest, GenerateResult, Message, SamplingParams
+from specbench.records import DataIdentity, SampleRecord
+from specbench.run_config import SamplingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One thing to ask: exactly one of `prompt`, `messages` and `prompt_token_ids` is set."""
+
+    sample_id: str
+    max_output_tokens: int
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
+    turn: int = 0
+    #: The right answer; None where nothing can be scored.
+    reference: str | None = None
+    category: str | None = None
+
+
+@dataclass(frozen=True)
+class Task:
+    """An eval, loaded and checked: ready to run."""
+
+    name: str
+    data: DataIdentity
+    samples: tuple[Sample, ...]
+    #: All that are computed, names in SCORERS; empty where nothing is scored.
+    scorers: tuple[str, ...]
+    #: The scorer whose accuracy is the run's.
+    headline: str | None
+    stop: tuple[str, ...]
+    #: What the reader of any figure must know: fallbacks, fewer samples than asked for.
+    notices: tuple[str, ...]
+
+    @cached_property
+    def sample_by_key(self) -> dict[tuple[str, int], Sample]:
+        """(sample_id, turn) -> sample."""
+        return {(sample.sample_id, sample.turn): sample for sample in self.samples}
+
+
+def fewer_samples_notice(num_asked: int | None, num_available: int) -> tuple[str, ...]:
+    """What to say where the data is smaller than eval.num_samples."""
+    if num_asked is None or num_asked <= num_available:
+        return ()
+    return (f"eval.num_samples: {num_asked} asked for, the data has {num_available}: all of them run",)
+
+
+def measured_requests(task: Task, sampling: SamplingConfig, repeats: int = 1) -> list[GenerateRequest]:
+    """All samples, once a repeat, repeat by repeat."""
+    return [
+        _request(task, sample, sampling, repeat=repeat, request_id=f"{sample.sample_id}-t{sample.turn}-r{repeat}")
+        for repeat in range(repeats)
+        for sample in task.samples
+    ]
+
+
+def warmup_requests(task: Task, sampling: SamplingConfig, count: int) -> list[GenerateRequest]:
+    """`count` requests to run before the measured ones: samples from the last backwards, over again if need be.
+
+    From the last, so that the first measured prompts are not the ones just seen.
+    """
+    requests = []
+    for index in range(count):
+        sample = task.samples[-1 - index % len(task.samples)]
+        request_id = f"warmup-{index}-{sample.sample_id}-t{sample.turn}-r0"
+        request = _request(task, sample, sampling, repeat=0, request_id=request_id)
+        requests.append(dataclasses.replace(request, is_warmup=True))
+    return requests
+
+
+def score_result(task: Task, result: GenerateResult) -> SampleRecord:
+    """The record of one finished request of `task`. A failed one has no answer, which is wrong."""
+    record = result.record
+    sample = task.sample_by_key[record.sample_id, record.turn]
+    unscored = SampleRecord(
+        sample_id=record.sample_id,
+        turn=record.turn,
+        repeat=record.repeat,
+        prompt=result.prompt_text,
+        prompt_token_ids=result.prompt_token_ids if result.prompt_text is None else None,
+        output_text=result.output_text,
+        reasoning_text=result.reasoning_text,
+        output_token_ids=result.output_token_ids,
+        reference=sample.reference,
+        extracted={},
+        score={},
+        is_truncated=record.finish_reason == "length",
+        category=sample.category,
+    )
+    text = "" if record.error is not None else result.output_text
+    return _scored(unscored, task.scorers, text)
+
+
+def rescore(samples: Iterable[SampleRecord], scorer: str) -> list[SampleRecord]:
+    """The same samples with `scorer` worked out again from their texts; other scorers' results stay."""
+    if scorer not in SCORERS:
+        raise UserError(f"eval.scorer: unknown scorer {scorer!r}: {near_name(scorer, SCORERS)}")
+    samples = list(samples)
+    if all(sample.reference is None for sample in samples):
+        raise UserError(f"eval.scorer: no sample has a reference answer for {scorer} to compare with")
+    return [_scored(sample, (scorer,), sample.output_text) for sample in samples]
+
+
+def _request(task: Task, sample: Sample, sampling: SamplingConfig, *, repeat: int, request_id: str) -> GenerateRequest:
+    return GenerateRequest(
+        request_id=request_id,
+        sample_id=sample.sample_id,
+        sampling=SamplingParams(
+            max_output_tokens=sample.max_output_tokens,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            seed=sampling.seed + repeat,
+            stop=task.stop,
+            ignore_eos=sampling.ignore_eos,
+        ),
+        prompt=sample.prompt,
+        messages=sample.messages,
+        prompt_token_ids=sample.prompt_token_ids,
+        turn=sample.turn,
+        repeat=repeat,
+        category=sample.category,
+    )
+
+
+def _scored(sample: SampleRecord, scorers: Iterable[str], text: str) -> SampleRecord:
+    """`sample` with what each scorer makes of `text`, and whatever other scorers made before."""
+    extracted, score = dict(sample.extracted), dict(sample.score)
+    for name in scorers:
+        extracted[name], score[name] = score_text(name, text, sample.reference)
+    return dataclasses.replace(sample, extracted=extracted, score=score)

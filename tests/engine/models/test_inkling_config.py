@@ -1,0 +1,117 @@
+"""Both spellings of config.json give the same config; what cannot be run is refused by file and key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.models.inkling_config import InklingConfig
+from specbench.engine.models.registry import load_model_config
+from specbench.errors import UserError
+from tests.engine.tiny_inkling import TEXT_FIELDS
+
+RAW = {
+    "architectures": ["InklingForConditionalGeneration"],
+    "eos_token_id": 7,
+    "text_config": TEXT_FIELDS,
+    "mtp_config": {"num_nextn_predict_layers": 3, "local_layer_ids": [0, 2], "chain_hidden_post_norm": False},
+}
+
+
+def parse(
+    config: dict[str, Any], generation_config: dict[str, Any] | None = None, folder: Path = Path()
+) -> InklingConfig:
+    if generation_config is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation_config))
+    return load_model_config(Checkpoint(folder, config, {}, ()))
+
+
+def transformers_spelling() -> dict[str, Any]:
+    text = dict(TEXT_FIELDS)
+    for raw in ("dense_mlp_idx", "local_layer_ids", "dense_intermediate_size", "sconv_kernel_size", "model_max_length"):
+        text.pop(raw)
+    text |= {
+        "layer_types": ["hybrid_sliding"] * 5 + ["hybrid"],
+        "mlp_layer_types": ["dense"] + ["sparse"] * 5,
+        "intermediate_size": 128,
+        "moe_intermediate_size": 32,
+        "conv_kernel_size": 4,
+        "max_position_embeddings": 512,
+        "num_mtp_layers": 3,
+        "mtp_local_layer_ids": [0, 2],
+    }
+    return {key: value for key, value in RAW.items() if key != "mtp_config"} | {"text_config": text}
+
+
+def test_both_spellings_agree() -> None:
+    config = parse(RAW)
+    assert config == parse(transformers_spelling())
+    assert (config.dense_width, config.expert_width) == (128, 32)
+    assert (config.num_layers, config.num_modules, config.max_model_len) == (6, 3, 512)
+    assert (config.vocab_size, config.padded_vocab_size, config.eos_token_ids) == (250, 256, (7,))
+    assert config.local_layers == (True,) * 5 + (False,)
+    assert config.sparse_layers == (False,) + (True,) * 5
+    assert config.local_modules == (True, False, True)
+    assert config.local_attention.window == config.local_attention.extent == 8
+    assert (config.global_attention.window, config.global_attention.extent) == (None, 16)
+
+
+def test_all_modules_global_is_not_a_missing_list() -> None:
+    text = transformers_spelling()["text_config"] | {"mtp_local_layer_ids": []}
+    assert parse(RAW | {"text_config": text}).local_modules == (False,) * 3
+
+
+def test_no_modules() -> None:
+    assert parse({key: value for key, value in RAW.items() if key != "mtp_config"}).num_modules == 0
+
+
+def test_every_sixth_layer_is_global_where_nothing_is_said() -> None:
+    text = {key: value for key, value in TEXT_FIELDS.items() if key != "local_layer_ids"} | {"num_hidden_layers": 12}
+    assert [i for i, is_local in enumerate(parse(RAW | {"text_config": text}).local_layers) if not is_local] == [5, 11]
+
+
+def test_eos_comes_from_the_config_before_the_generation_config(tmp_path: Path) -> None:
+    without = {key: value for key, value in RAW.items() if key != "eos_token_id"}
+    assert parse(without, folder=tmp_path).eos_token_ids == ()
+    assert parse(without, {"eos_token_id": [3, 4]}, tmp_path).eos_token_ids == (3, 4)
+    assert parse(RAW, {"eos_token_id": 2}, tmp_path).eos_token_ids == (7,)
+
+
+def test_an_unknown_architecture_gets_the_nearest_name() -> None:
+    with pytest.raises(UserError, match="'InklingForCausalLM' is not implemented, did you mean 'InklingForCond"):
+        parse(RAW | {"architectures": ["InklingForCausalLM"]})
+    with pytest.raises(UserError, match="key architectures: expected a list of one name"):
+        parse({key: value for key, value in RAW.items() if key != "architectures"})
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "d_rel", "model_max_length", "swa_head_dim", "route_scale"])
+def test_a_missing_field_is_named(key: str) -> None:
+    text = {name: value for name, value in TEXT_FIELDS.items() if name != key}
+    with pytest.raises(UserError, match=f"config.json: key text_config.{key}: missing"):
+        parse(RAW | {"text_config": text})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_size", "64"),
+        ("num_hidden_layers", 0),
+        ("use_sconv", False),
+        ("final_logit_softcapping", 30.0),
+        ("mtp_hidden_states_first", False),
+        ("layer_types", ["hybrid"]),
+        ("mlp_layer_types", ["odd"] * 6),
+    ],
+)
+def test_a_wrong_field_is_named(key: str, value: object) -> None:
+    with pytest.raises(UserError, match=f"config.json: key text_config.{key}: "):
+        parse(RAW | {"text_config": TEXT_FIELDS | {key: value}})
+
+
+def test_no_text_config() -> None:
+    with pytest.raises(UserError, match="key text_config: missing"):
+        parse({"architectures": RAW["architectures"]})
