@@ -1,22 +1,68 @@
 """The whole run as frozen dataclasses, checked as a whole before anything starts.
 
-Belongs here: one dataclass a config group, its ranges, the rules across groups. Does not belong here: Hydra (cli.py),
-reading checkpoints, doing anything.
+Belongs here: one dataclass a config group, its types and ranges, the rules across groups, and `resolve`, which puts
+the checkpoint's facts in place of every "auto" and null. Does not belong here: Hydra (cli.py), reading checkpoints,
+doing anything.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated, Any
+
+from specbench.errors import UserError, near_name
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """The number may not be smaller."""
+
+    minimum: float
+
+    def complaint(self, value: Any) -> str | None:
+        return None if value >= self.minimum else f"must be at least {self.minimum:g}, not {value}"
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The number lies above `low` and at most at `high`."""
+
+    low: float
+    high: float
+
+    def complaint(self, value: Any) -> str | None:
+        good = self.low < value <= self.high
+        return None if good else f"must be above {self.low:g} and at most {self.high:g}, not {value}"
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """The value is one of a few names."""
+
+    names: tuple[str, ...]
+
+    def complaint(self, value: Any) -> str | None:
+        return None if value in self.names else f"unknown value {value!r}; {near_name(str(value), self.names)}"
+
+
+Count = Annotated[int, AtLeast(0)]
+Positive = Annotated[int, AtLeast(1)]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     name: str
+    #: A folder or a repository on the hub; None takes the packaged checkpoint (only inkling and inkling_nano have one).
     checkpoint: str | None
     revision: str | None
-    #: "auto" (float32 on a CPU, the checkpoint's own on a GPU), "float32" or "bfloat16".
-    dtype: str
-    max_model_len: int | None
+    #: "auto" is float32 on a CPU, the checkpoint's own on a GPU.
+    dtype: Annotated[str, OneOf(("auto", "float32", "bfloat16"))]
+    #: None takes the checkpoint's own.
+    max_model_len: Positive | None
     tokenizer: str | None
     chat_template: str | None
     trust_remote_code: bool
@@ -25,86 +71,93 @@ class ModelConfig:
 @dataclass(frozen=True, slots=True)
 class SpecConfig:
     name: str
-    #: "none" or "mtp".
-    method: str
+    method: Annotated[str, OneOf(("none", "mtp"))]
     #: None takes the number of modules in the checkpoint.
-    num_speculative_tokens: int | None
-    #: "auto" (by the checkpoint) or "multi".
-    modules: str
-    #: "auto" (by the model family), "chain" or "target".
-    hidden_feedback: str
+    num_speculative_tokens: Positive | None
+    #: "auto" goes by the checkpoint.
+    modules: Annotated[str, OneOf(("auto", "multi"))]
+    #: "auto" goes by the model family.
+    hidden_feedback: Annotated[str, OneOf(("auto", "chain", "target"))]
     trim_to_max_tokens: bool
+    #: Wiring mistakes to inject, to see which table shows them.
     faults: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
     name: str
-    tensor_parallel_size: int
+    tensor_parallel_size: Positive
 
 
 @dataclass(frozen=True, slots=True)
 class EngineGroup:
-    #: "embedded".
-    name: str
+    name: Annotated[str, OneOf(("embedded",))]
     #: "auto", "cpu", "cuda" or "cuda:N".
     device: str
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_seqs: Positive
+    #: Token budget of one step.
+    max_num_batched_tokens: Positive
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     name: str
-    block_size: int
+    block_size: Positive
     #: None: what max_num_seqs requests of max_model_len can need, within memory_fraction.
-    num_blocks: int | None
+    num_blocks: Positive | None
     #: Share of the device's free memory (of the machine's on a CPU) that weights and caches may take together.
-    memory_fraction: float
+    memory_fraction: Annotated[float, Within(0, 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class EvalConfig:
-    #: "gsm8k" or "prompts".
-    name: str
+    name: Annotated[str, OneOf(("gsm8k", "prompts"))]
     data: str | None
     #: "chat" or "completion"; None where rows say it themselves (prompts).
-    protocol: str | None
-    #: None: all.
-    num_samples: int | None
-    num_fewshot: int
+    protocol: Annotated[str, OneOf(("chat", "completion"))] | None
+    #: None: all, or PACKAGED_NUM_SAMPLES of the packaged problems.
+    num_samples: Positive | None
+    num_fewshot: Count
     #: Rows that shots are taken from; None takes the training rows that belong to the data.
     fewshot_data: str | None
-    max_output_tokens: int
+    #: Text after the question, on a line of its own; None is the bare question, "auto" asks a real model to reason.
+    instruction: str | None
+    max_output_tokens: Positive
     #: None where nothing is scored.
     scorer: str | None
-    stop: tuple[str, ...]
+    #: None takes the protocol's own.
+    stop: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingConfig:
     name: str
-    temperature: float
-    top_k: int
-    top_p: float
-    seed: int
+    #: 0 is greedy.
+    temperature: Annotated[float, AtLeast(0)]
+    #: 0 is off.
+    top_k: Count
+    #: 1 is off.
+    top_p: Annotated[float, Within(0, 1)]
+    seed: Count
     ignore_eos: bool
 
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    name: str
-    concurrency: int
+    name: Annotated[str, OneOf(("closed",))]
+    concurrency: Positive
     #: Warm-up requests; None: as many as the concurrency.
-    warmup: int | None
-    repeats: int
+    warmup: Count | None
+    repeats: Positive
 
 
 @dataclass(frozen=True, slots=True)
 class ReportConfig:
     name: str
     #: Requests whose output is replayed without speculation; 0 turns the check off.
-    output_check_requests: int
+    output_check_requests: Count
+    #: Samples that run once more with and without speculation, side by side, after the measured run; 0 is off.
+    plain_baseline_requests: Count
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +171,235 @@ class RunConfig:
     sampling: SamplingConfig
     load: LoadConfig
     report: ReportConfig
-    #: Make any fallback an error.
-    strict: bool
+    #: Make any fallback an error. None: true in sweeps that don't name inkling_nano.
+    strict: bool | None
     dry_run: bool
     #: Where run directories go.
     output_root: str
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
+        """The typed configuration of plain containers; any mistake is a UserError naming `group.key`."""
+        config = _build(cls, values, prefix="")
+        _check_across_groups(config)
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain containers that `from_dict` reads back."""
+        return dataclasses.asdict(self, dict_factory=lambda items: {key: _plain(value) for key, value in items})
+
+
+#: Samples of the packaged problems that run unless eval.num_samples says otherwise.
+PACKAGED_NUM_SAMPLES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFacts:
+    """What the rules need to know of a checkpoint: read from config.json, never from weights."""
+
+    path: str
+    #: The checkpoint that comes with specbench.
+    packaged: bool
+    num_modules: int
+    max_model_len: int
+    #: "float32" or "bfloat16".
+    dtype: str
+    #: "chain" or "target".
+    hidden_feedback: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A configuration without "auto" or null, and one line for each value that was put in."""
+
+    config: RunConfig
+    differences: tuple[str, ...]
+
+
+def resolve(config: RunConfig, facts: CheckpointFacts, *, device: str, is_sweep: bool) -> Resolved:
+    """A new configuration with the checkpoint's facts in it; UserError where the two don't fit.
+
+    `device` is the one that "auto" stands for on this machine.
+    """
+    changes: dict[str, dict[str, Any]] = {group.name: {} for group in dataclasses.fields(RunConfig)}
+    if config.engine.device == "auto":
+        changes["engine"]["device"] = device
+    on_cpu = (changes["engine"].get("device") or config.engine.device) == "cpu"
+    if config.model.dtype == "auto":
+        changes["model"]["dtype"] = "float32" if on_cpu else facts.dtype
+    changes["model"]["max_model_len"] = _model_len(config, facts)
+    changes["spec"] |= _spec_changes(config.spec, facts)
+    if facts.packaged and config.eval.name == "gsm8k" and config.eval.data is None and config.eval.num_samples is None:
+        changes["eval"]["num_samples"] = PACKAGED_NUM_SAMPLES
+    if config.load.warmup is None:
+        changes["load"]["warmup"] = config.load.concurrency
+    strict = config.strict
+    if strict is None:
+        strict = is_sweep and config.model.name != "inkling_nano"
+    resolved = dataclasses.replace(
+        config,
+        strict=strict,
+        **{name: dataclasses.replace(getattr(config, name), **values) for name, values in changes.items() if values},
+    )
+    _check_resolved(resolved, facts)
+    return Resolved(resolved, tuple(_differences(config, resolved)))
+
+
+def _model_len(config: RunConfig, facts: CheckpointFacts) -> int:
+    """Tokens of prompt and output together: what was asked for, at most the checkpoint's own."""
+    asked = config.model.max_model_len
+    if asked is not None and asked > facts.max_model_len:
+        raise UserError(
+            f"model.max_model_len: {asked} is more than the {facts.max_model_len} tokens that {facts.path} was made for"
+        )
+    return facts.max_model_len if asked is None else asked
+
+
+def _spec_changes(spec: SpecConfig, facts: CheckpointFacts) -> dict[str, Any]:
+    if spec.method == "none":
+        return {}
+    if facts.num_modules == 0:
+        raise UserError(f"spec.method: {facts.path} has no MTP modules; say spec=none")
+    asked = spec.num_speculative_tokens
+    if asked is not None and asked > facts.num_modules:
+        raise UserError(
+            f"spec.num_speculative_tokens: {asked} drafts need {asked} MTP modules, {facts.path} has "
+            f"{facts.num_modules}; say at most {facts.num_modules}"
+        )
+    changes: dict[str, Any] = {"modules": "multi"}
+    if asked is None:
+        changes["num_speculative_tokens"] = facts.num_modules
+    if spec.hidden_feedback == "auto":
+        changes["hidden_feedback"] = facts.hidden_feedback
+    return changes
+
+
+def _check_across_groups(config: RunConfig) -> None:
+    """The rules that need no checkpoint."""
+    spec, engine = config.spec, config.engine
+    if spec.method == "none" and spec.num_speculative_tokens is not None:
+        raise UserError("spec.num_speculative_tokens: drafts need a method; say spec=mtp1 to mtp8 or spec=mtp_multi")
+    if spec.method == "none" and spec.faults:
+        raise UserError("spec.faults: there is nothing to break with spec.method=none; say spec=mtp8")
+    if config.parallel.tensor_parallel_size != 1:
+        raise UserError("parallel.tensor_parallel_size: the embedded engine runs on 1 device; say parallel=tp1")
+    name, _, index = engine.device.partition(":")
+    if name not in ("auto", "cpu", "cuda") or (":" in engine.device and (name != "cuda" or not index.isdigit())):
+        raise UserError(f"engine.device: unknown device {engine.device!r}; say auto, cpu, cuda or cuda:N")
+    if config.eval.name == "prompts" and config.eval.num_fewshot:
+        raise UserError("eval.num_fewshot: rows of prompts are run as they stand; say eval.num_fewshot=0")
+    if config.sampling.temperature == 0 and (config.sampling.top_k or config.sampling.top_p < 1):
+        raise UserError("sampling.temperature: top_k and top_p do nothing at temperature 0; say sampling=temperature1")
+    if config.model.trust_remote_code:
+        raise UserError("model.trust_remote_code: no checkpoint's code is ever run by engine=embedded; leave it false")
+    if config.model.name == "hf" and config.model.checkpoint is None:
+        raise UserError("model.checkpoint: model=hf needs one; say model.checkpoint=DIR or owner/name")
+
+
+def _check_resolved(config: RunConfig, facts: CheckpointFacts) -> None:
+    """The rules that need the checkpoint's facts."""
+    max_model_len = config.model.max_model_len
+    assert max_model_len is not None
+    if config.cache.block_size > max_model_len:
+        raise UserError(
+            f"cache.block_size: {config.cache.block_size} is more than the context of {max_model_len} tokens"
+        )
+    if config.eval.max_output_tokens >= max_model_len:
+        raise UserError(
+            f"eval.max_output_tokens: {config.eval.max_output_tokens} leaves no room for a prompt in a context of "
+            f"{max_model_len} tokens"
+        )
+    rows = 1 + (config.spec.num_speculative_tokens or 0)
+    least = max(rows, facts.num_modules if config.spec.method == "mtp" else 1)
+    if config.engine.max_num_batched_tokens < least:
+        raise UserError(
+            f"engine.max_num_batched_tokens: {config.engine.max_num_batched_tokens} is below {least}, the least that "
+            f"{facts.num_modules} MTP modules and {rows} rows a verify step need"
+        )
+
+
+def _differences(before: RunConfig, after: RunConfig) -> list[str]:
+    """`group.key: old -> new` for each value that `resolve` put in."""
+    old, new = before.to_dict(), after.to_dict()
+    lines = []
+    for group, values in new.items():
+        if not isinstance(values, dict):
+            if values != old[group]:
+                lines.append(f"{group}: {old[group]} -> {values}")
+            continue
+        lines += [
+            f"{group}.{key}: {old[group][key]} -> {value}" for key, value in values.items() if value != old[group][key]
+        ]
+    return lines
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
+    """An instance of the dataclass `cls` from plain values, every key known and every value of its type."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for key in values:
+        if key not in hints:
+            raise UserError(f"{prefix}{key}: unknown key; {near_name(str(key), hints)}")
+    arguments = {}
+    for key, hint in hints.items():
+        if key not in values:
+            raise UserError(_missing(prefix + key, hint))
+        arguments[key] = _value(values[key], hint, prefix + key)
+    return cls(**arguments)
+
+
+def _missing(path: str, hint: Any) -> str:
+    if dataclasses.is_dataclass(hint):
+        return f"{path}: none was chosen; say +{path}=NAME (`specbench list {path}` shows them)"
+    return f"{path}: missing; say +{path}=VALUE"
+
+
+def _value(value: Any, hint: Any, path: str) -> Any:
+    """`value` as the type hint wants it."""
+    if value == "???":
+        raise UserError(f"{path}: has no default; say {path}=VALUE")
+    if dataclasses.is_dataclass(hint):
+        assert isinstance(hint, type)
+        if not isinstance(value, Mapping):
+            raise UserError(f"{path}: a config group, not a value; say {path}.KEY=VALUE")
+        return _build(hint, value, prefix=path + ".")
+    origin = typing.get_origin(hint)
+    if origin in (types.UnionType, typing.Union):
+        inner = [part for part in typing.get_args(hint) if part is not types.NoneType]
+        assert len(inner) == 1
+        return None if value is None else _value(value, inner[0], path)
+    if origin is Annotated:
+        base, rule = typing.get_args(hint)
+        checked = _value(value, base, path)
+        if complaint := rule.complaint(checked):
+            raise UserError(f"{path}: {complaint}")
+        return checked
+    if origin is tuple:
+        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
+            raise UserError(f"{path}: must be a list of texts such as [a,b], not {value!r}")
+        return tuple(value)
+    return _scalar(value, hint, path)
+
+
+def _scalar(value: Any, hint: type, path: str) -> Any:
+    """A bool, int, float or str; an int is a float too, and nothing else is anything else."""
+    good = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    if good:
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    raise UserError(f"{path}: must be {names[hint]}, not {value!r}")
+
+
+def known_keys() -> list[str]:
+    """Every `group.key` and every top-level value."""
+    keys = []
+    for name, hint in typing.get_type_hints(RunConfig).items():
+        keys += (
+            [f"{name}.{field.name}" for field in dataclasses.fields(hint)] if dataclasses.is_dataclass(hint) else [name]
+        )
+    return keys

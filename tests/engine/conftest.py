@@ -1,10 +1,11 @@
-"""Tiny checkpoints, built once. Being here also lets tests below import oracle, tiny_inkling and paged_sequences."""
+"""A tiny checkpoint, built once."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+
 from tests.engine.tiny_inkling import build_tiny_inkling
 
 

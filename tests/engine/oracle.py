@@ -6,8 +6,8 @@
 
 mtp_chain(ids, N)[m] holds rows p = 0 .. T - m - 2: those whose token ids[p + m + 1] exists. Row p of module m takes
 the embedding of ids[p + m + 1] and the previous hidden of row p (the target's for module 0); its logits predict the
-token at p + m + 2. So with ids = committed tokens followed by the drafts of one pass, the pass's row P = len(committed) - 2 must
-equal row P of every module, and draft m = argmax of mtp_chain(ids, N)[m][1][P].
+token at p + m + 2. So with ids = committed tokens followed by the drafts of one pass, the pass's row
+P = len(committed) - 2 must equal row P of every module, and draft m = argmax of mtp_chain(ids, N)[m][1][P].
 """
 
 from __future__ import annotations

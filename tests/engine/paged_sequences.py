@@ -15,18 +15,17 @@ from specbench.engine.layers.metadata import (
     RowLayout,
     num_table_columns,
 )
-from specbench.engine.models.inkling import InklingModel, InklingMTPModules
+from specbench.engine.models.inkling import InklingModel
 from specbench.engine.models.registry import build_model, build_modules, load_model_config
+from specbench.engine.models.target import MTPModules, TargetModel
 
 
-def load_target(folder: Path, dtype: torch.dtype = torch.float32) -> InklingModel:
+def load_target(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> InklingModel:
     checkpoint = Checkpoint.open(folder)
-    return build_model(checkpoint, load_model_config(checkpoint), dtype, torch.device("cpu"))
+    return build_model(checkpoint, load_model_config(checkpoint), dtype, torch.device(device))
 
 
-def load_modules(
-    folder: Path, target: InklingModel, num_modules: int, faults: tuple[str, ...] = ()
-) -> InklingMTPModules:
+def load_modules(folder: Path, target: InklingModel, num_modules: int, faults: tuple[str, ...] = ()) -> MTPModules:
     return build_modules(Checkpoint.open(folder), target, num_modules, faults)
 
 
@@ -35,25 +34,28 @@ class PagedSequences:
 
     def __init__(
         self,
-        owner: InklingModel | InklingMTPModules,
+        owner: TargetModel | MTPModules,
         num_sequences: int,
         max_positions: int,
         block_size: int,
         seed: int = 0,
+        device: str = "cpu",
     ) -> None:
         groups = owner.cache_groups()
         num_blocks = num_table_columns(max_positions, block_size) - 1
         total = 1 + num_sequences * num_blocks
         dtype = {2: torch.bfloat16, 4: torch.float32}[groups[0].element_size]
-        self.caches = {spec.name: CachePool(spec, total, block_size, dtype, torch.device("cpu")) for spec in groups}
-        self.builder = AttentionMetadataBuilder(groups, block_size, owner.relative_extents, torch.device("cpu"))
+        self.caches = {spec.name: CachePool(spec, total, block_size, dtype, torch.device(device)) for spec in groups}
+        self.builder = AttentionMetadataBuilder(groups, block_size, owner.relative_extents, torch.device(device))
         self.block_size = block_size
+        self.device = device
         # [num_groups, num_sequences, 1 + num_blocks]
         self.tables = torch.zeros(len(groups), num_sequences, 1 + num_blocks, dtype=torch.int32)
         generator = torch.Generator().manual_seed(seed)
         for table in self.tables:
             blocks = torch.randperm(total - 1, generator=generator) + 1
             table[:, 1:] = blocks.view(num_sequences, num_blocks)
+        self.tables = self.tables.to(device)
 
     def metadata(
         self,
@@ -62,13 +64,18 @@ class PagedSequences:
         num_rows: Sequence[int],
         num_live: Sequence[int] | None = None,
     ) -> AttentionMetadata:
+        layout = self.layout(first_positions, num_rows, num_live)
+        return self.builder.build(self.tables[:, list(sequences)], layout)
+
+    def layout(
+        self, first_positions: Sequence[int], num_rows: Sequence[int], num_live: Sequence[int] | None = None
+    ) -> RowLayout:
         starts = [0]
         for count in num_rows:
             starts.append(starts[-1] + count)
-        layout = RowLayout(
+        return RowLayout(
             tuple(starts),
-            torch.tensor(first_positions),
-            None if num_live is None else torch.tensor(num_live),
+            torch.tensor(first_positions, device=self.device),
+            None if num_live is None else torch.tensor(num_live, device=self.device),
             [first + count for first, count in zip(first_positions, num_rows, strict=True)],
         )
-        return self.builder.build(self.tables[:, list(sequences)], layout)

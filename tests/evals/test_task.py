@@ -22,7 +22,9 @@ def task(eval_config: Callable[..., EvalConfig], write_jsonl: Callable[..., str]
     return load_task(eval_config(data=write_jsonl(rows), stop=("END",)), packaged_model=False)
 
 
-def answer(request: GenerateRequest, text: str, finish_reason: str = "stop", error: str | None = None) -> GenerateResult:
+def answer(
+    request: GenerateRequest, text: str, finish_reason: str = "stop", error: str | None = None
+) -> GenerateResult:
     record = RequestRecord(
         request_id=request.request_id,
         sample_id=request.sample_id,

@@ -6,14 +6,16 @@ one wide MLP (three large operations); many are sorted by expert. Both ways give
 
 from __future__ import annotations
 
+import sys
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 #: Above any sigmoid plus bias: makes the router choose the shared experts always.
 _ALWAYS = 1e4
-#: Multiply-adds that may be wasted on experts that a token did not choose, in one call.
-_MAX_WASTED_MACS = 20_000_000
+#: Multiply-adds that one call may spend on experts that its tokens did not choose: what sorting costs, on a CPU core.
+_MAX_WASTED_MACS = 2_000_000
 
 
 class Router:
@@ -51,6 +53,9 @@ class MixtureOfExperts:
         wasted_macs = max((self._num_experts - router.num_chosen) * 3 * self._width * hidden, 1)
         #: Most tokens that run through all experts.
         self._max_dense_tokens = _MAX_WASTED_MACS // wasted_macs
+        if gate_up.is_cuda and gate_up.dtype != torch.bfloat16:
+            # There grouped products exist in bf16 alone; in other types they wait for the device.
+            self._max_dense_tokens = sys.maxsize
 
     def __call__(self, x: Tensor) -> Tensor:
         # x: [T, hidden]

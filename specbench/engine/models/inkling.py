@@ -1,7 +1,7 @@
 """Inkling: the target and its multi-module MTP head, over paged caches.
 
-Belongs here: wiring of layers, which tensor goes where. Does not belong here: fields and shapes (inkling_config.py), cache
-groups (inkling_caches.py), arithmetic of a layer (layers/), the order of drafting (proposers/).
+Belongs here: wiring of layers, which tensor goes where. Does not belong here: fields and shapes (inkling_config.py),
+cache groups (inkling_caches.py), arithmetic of a layer (layers/), the order of drafting (proposers/).
 """
 
 from __future__ import annotations

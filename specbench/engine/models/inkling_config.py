@@ -145,6 +145,11 @@ def parse_config(checkpoint: Checkpoint) -> InklingConfig:
     padded_vocab_size = text.number("vocab_size")
     num_layers = text.number("num_hidden_layers")
     dense_width, expert_width = _widths(text)
+    for key, width in (("hidden_size", text.number("hidden_size")), ("intermediate_size", expert_width)):
+        if width % 8:
+            text.fail(
+                key, f"{width} is not a multiple of 8, which products over sorted experts need; use another model"
+            )
     local_modules, chain_hidden_post_norm = _modules(raw, text)
     return InklingConfig(
         architecture=ARCHITECTURE,

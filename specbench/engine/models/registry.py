@@ -17,7 +17,8 @@ from specbench.errors import UserError, near_name
 if TYPE_CHECKING:
     import torch
 
-    from specbench.engine.models.inkling import InklingModel, InklingMTPModules
+    from specbench.engine.models.inkling import InklingModel
+    from specbench.engine.models.target import MTPModules, TargetModel
 
 #: Bytes of one element, by EngineConfig.dtype.
 _ELEMENT_SIZES = {"float32": 4, "bfloat16": 2}
@@ -81,12 +82,13 @@ def build_model(
 
 
 def build_modules(
-    checkpoint: Checkpoint, target: InklingModel, num_modules: int, faults: tuple[str, ...] = ()
-) -> InklingMTPModules:
-    """The first `num_modules` MTP modules, on the target's device and in its dtype."""
-    check_checkpoint(checkpoint, target.config, num_modules)
-    implementation = importlib.import_module(FAMILIES[target.config.architecture].implementation)
-    modules: InklingMTPModules = implementation.load_modules(checkpoint, target, num_modules, faults)
+    checkpoint: Checkpoint, target: TargetModel, num_modules: int, faults: tuple[str, ...] = ()
+) -> MTPModules:
+    """The first `num_modules` MTP modules, on the device and in the dtype of a target from the same checkpoint."""
+    config = load_model_config(checkpoint)
+    check_checkpoint(checkpoint, config, num_modules)
+    implementation = importlib.import_module(FAMILIES[config.architecture].implementation)
+    modules: MTPModules = implementation.load_modules(checkpoint, target, num_modules, faults)
     return modules
 
 

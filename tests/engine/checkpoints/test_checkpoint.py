@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint folder is said in one line that names file, tensor and shapes, before weights are read."""
+"""What is wrong with a checkpoint folder is said in one line with file, tensor and shapes, before weights are read."""
 
 from __future__ import annotations
 

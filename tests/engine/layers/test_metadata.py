@@ -1,4 +1,4 @@
-"""Slots, taps and keys against their definitions, position by position; dead rows and the null block against canaries."""
+"""Slots, taps and keys against their definitions, position by position; dead rows and the null block by canaries."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.engine.paged_sequences import PagedSequences, load_target
 
-from specbench.engine.layers.metadata import num_table_columns
+from specbench.engine.cache_group import CacheGroupSpec
+from specbench.engine.layers.metadata import AttentionMetadata, num_table_columns
+from tests.engine.paged_sequences import PagedSequences, load_target
 
 BLOCK_SIZE = 4
 
@@ -57,7 +58,15 @@ def test_slots_and_keys_are_what_their_definition_says(
             check_keys(metadata, sequences, group, spec, target.relative_extents[spec.name], rows)
 
 
-def check_keys(metadata, sequences, group, spec, extent, rows) -> None:
+def check_keys(
+    metadata: AttentionMetadata,
+    sequences: PagedSequences,
+    group: int,
+    spec: CacheGroupSpec,
+    extent: int,
+    rows: list[tuple[int, int]],
+) -> None:
+    """Every row sees exactly the slots of the positions in its window, each with the column of its distance."""
     covered = []
     for segment in metadata.segments:
         keys = segment.keys[spec.name]

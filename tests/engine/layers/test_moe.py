@@ -8,24 +8,38 @@ import torch
 from specbench.engine.layers.mlp import GatedMLP, deinterleave
 from specbench.engine.layers.moe import MixtureOfExperts, Router
 
-EXPERTS, SHARED, HIDDEN, WIDTH = 6, 2, 16, 4
+EXPERTS, SHARED, HIDDEN, WIDTH = 6, 2, 16, 8
 
 
-def make_experts(logit_shift: float = 0.0) -> MixtureOfExperts:
+def make_experts(logit_shift: float = 0.0, dtype: torch.dtype = torch.float32) -> MixtureOfExperts:
     torch.manual_seed(0)
     weight = torch.randn(EXPERTS + SHARED, HIDDEN)
     weight[:, 0] += logit_shift
     router = Router(weight, torch.randn(EXPERTS), 2, SHARED, torch.tensor([1.7]))
     gate_up, down = torch.randn(EXPERTS + SHARED, 2 * WIDTH, HIDDEN), torch.randn(EXPERTS + SHARED, WIDTH, HIDDEN)
-    return MixtureOfExperts(router, gate_up, down)
+    return MixtureOfExperts(router, gate_up.to(dtype), down.to(dtype))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_tokens", [1, 2, 33])
-def test_grouped_equals_dense(num_tokens: int) -> None:
-    experts = make_experts()
-    x = torch.randn(num_tokens, HIDDEN)
+def test_grouped_equals_dense(num_tokens: int, dtype: torch.dtype) -> None:
+    experts = make_experts(dtype=dtype)
+    x = torch.randn(num_tokens, HIDDEN).to(dtype)
     chosen, weights = experts._router(x)
-    torch.testing.assert_close(experts.grouped(x, chosen, weights), experts.dense(x, chosen, weights))
+    grouped, dense = experts.grouped(x, chosen, weights), experts.dense(x, chosen, weights)
+    assert grouped.dtype == dense.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-2
+    torch.testing.assert_close(grouped, dense, rtol=tolerance, atol=tolerance * float(dense.abs().max()))
+
+
+def test_many_tokens_are_grouped_and_few_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = make_experts()
+    x = torch.randn(5000, HIDDEN)
+    together = experts(x)
+    monkeypatch.setattr(MixtureOfExperts, "grouped", lambda *arguments: pytest.fail("few tokens were sorted"))
+    torch.testing.assert_close(experts(x[:1]), together[:1])
+    with pytest.raises(pytest.fail.Exception):
+        experts(x)
 
 
 def test_shared_experts_are_always_chosen_and_weights_sum_to_the_scale() -> None:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.engine.oracle import Oracle
-from tests.engine.paged_sequences import PagedSequences, load_modules, load_target
 from safetensors.torch import load_file
-from tests.engine.tiny_inkling import build_tiny_inkling
 
 from specbench.engine.models.inkling import InklingModel
+from tests.engine.oracle import Oracle
+from tests.engine.paged_sequences import PagedSequences, load_modules, load_target
+from tests.engine.tiny_inkling import build_tiny_inkling
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
 
@@ -103,7 +103,9 @@ def test_rejected_rows_leave_no_trace(tiny_folder: Path) -> None:
 
 
 @torch.inference_mode()
-def run_modules(folder: Path, ids: list[int], num_modules: int, sizes: list[int], faults: tuple[str, ...] = ()):
+def run_modules(
+    folder: Path, ids: list[int], num_modules: int, sizes: list[int], faults: tuple[str, ...] = ()
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Hiddens and logits of each module over all rows that have its token; the chunks split the rows of module 0."""
     target = load_target(folder)
     modules = load_modules(folder, target, num_modules, faults)

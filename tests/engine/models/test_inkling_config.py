@@ -100,6 +100,7 @@ def test_a_missing_field_is_named(key: str) -> None:
     [
         ("hidden_size", "64"),
         ("num_hidden_layers", 0),
+        ("intermediate_size", 36),
         ("use_sconv", False),
         ("final_logit_softcapping", 30.0),
         ("mtp_hidden_states_first", False),

@@ -1,0 +1,467 @@
+"""The story of one run, readable aloud: decide, start the engine, warm up, measure, check the output, report.
+
+Belongs here: the order of things, what is written when, and that a run's status is honest however it ends. Does not
+belong here: deciding (plan.py), running requests (engine/), judging records (reports/).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from specbench import __version__, environment, terminal
+from specbench.engine.config import EngineConfig
+from specbench.errors import UserError
+from specbench.evals.task import Task, rescore, score_result, warmup_requests
+from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Load, Target
+from specbench.load import make_load
+from specbench.outcome import Outcome
+from specbench.plan import Plan, fingerprint, prepare
+from specbench.records import EngineStep, OutputCheck, RunRecord
+from specbench.redaction import redact
+from specbench.reports.metrics import recompute
+from specbench.run_config import RunConfig
+from specbench.run_directory import METRICS_FILE, REPORT_FILE, EventLog, Journal, RunDirectory
+
+FINGERPRINT_FILE = "fingerprint.json"
+ERROR_FILE = "error.json"
+INTERRUPTED_EXIT_CODE = 130
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """How a run was asked for."""
+
+    command: str
+    overrides: tuple[str, ...]
+    #: YAML of the configuration as composed.
+    composed: str
+    #: Names a sweep job's directory; None for a plain run.
+    job_name: str | None
+
+
+class EngineFactory(Protocol):
+    """Loads the weights."""
+
+    def __call__(
+        self, config: EngineConfig, clock: Callable[[], float], on_progress: Callable[[str], None]
+    ) -> Target: ...
+
+
+OutputChecker = Callable[[Any, list[GenerateResult], int], OutputCheck]
+
+
+@dataclass(frozen=True, slots=True)
+class Machinery:
+    """The parts that import torch, made when they are needed."""
+
+    start_engine: EngineFactory
+    check_output: OutputChecker
+
+
+def embedded_machinery() -> Machinery:
+    """The embedded engine. Importing torch takes seconds, so it comes after everything that may be wrong."""
+    from specbench.engine.llm_engine import LLMEngine
+    from specbench.engine.replay import check_output
+
+    return Machinery(LLMEngine, check_output)
+
+
+class RunClock:
+    """Seconds since the run's start. A resumed run goes on behind its last recorded time."""
+
+    def __init__(self, from_s: float = 0.0) -> None:
+        self._zero_s = time.perf_counter() - from_s
+
+    def __call__(self) -> float:
+        return time.perf_counter() - self._zero_s
+
+
+# ---- The commands
+
+
+def run(config: RunConfig, invocation: Invocation) -> Outcome:
+    """One run in a new directory."""
+    plan = prepare(config, is_sweep=False)
+    directory = RunDirectory.create(_new_run_path(plan))
+    return execute(plan, directory, invocation, EventLog())
+
+
+def run_sweep_job(config: RunConfig, invocation: Invocation) -> Outcome:
+    """One job of a sweep, in the directory named by its overrides. However it fails, the other jobs go on."""
+    path = _job_path(config, config.model.name, config.eval.name, invocation)
+    try:
+        plan = prepare(config, is_sweep=True)
+        path = _job_path(config, plan.choice.ran, plan.task.data.name, invocation)
+        if (skipped := _skip_if_done(plan, path, invocation)) is not None:
+            return skipped
+        _move_aside(path)
+        outcome = execute(plan, RunDirectory.create(path), invocation, EventLog())
+        return dataclasses.replace(outcome, job_name=invocation.job_name)
+    except Exception as error:
+        exit_code = 2 if isinstance(error, UserError) else 1
+        _write_error(path, error, exit_code)
+        terminal.say(f"specbench: job {invocation.job_name}: {' '.join(str(error).split())}")
+        return Outcome("failed", exit_code, path, job_name=invocation.job_name)
+
+
+def resume(path: Path) -> Outcome:
+    """Go on with an interrupted run: only the requests that its journal lacks."""
+    directory = RunDirectory.open(path)
+    before = directory.read_run()
+    if before.status == "finished":
+        raise UserError(f"{path}: finished at {before.finished_at}, nothing is left to run; start a new run instead")
+    plan = prepare(RunConfig.from_dict(before.config), is_sweep=False)
+    _refuse_if_changed(plan, path)
+    log = directory.read_journal()
+    invocation = Invocation(before.command, (), "", job_name=None)
+    return execute(plan, directory, invocation, log, before)
+
+
+def report_text(path: Path, form: str) -> str:
+    """metrics.json or report.md, anew from the event log."""
+    metrics, report = recompute(path)
+    return json.dumps(metrics, indent=2) if form == "json" else report
+
+
+def score_again(path: Path, scorer: str) -> Outcome:
+    """Another headline scorer, from the recorded texts."""
+    directory = RunDirectory.open(path)
+    record, log = directory.read_run(), directory.read_event_log()
+    log.samples = rescore(log.samples, scorer)
+    directory.write_tables(log)
+    record.config["eval"]["scorer"] = scorer
+    directory.write_run(record)
+    metrics, _ = recompute(path)
+    terminal.print_closing_table(record, metrics, record.notices, path / REPORT_FILE)
+    return Outcome("finished", 0, path, metrics)
+
+
+# ---- One run
+
+
+def execute(
+    plan: Plan,
+    directory: RunDirectory,
+    invocation: Invocation,
+    log: EventLog,
+    before: RunRecord | None = None,
+) -> Outcome:
+    """Run what is left of `plan` in `directory`. `log` and `before` are what an interrupted run left there."""
+    terminal.panel(plan.notices)
+    for line in plan.differences:
+        terminal.status(f"resolved {line}")
+    watch = environment.ProcessWatch()
+    record = _open_record(plan, directory, invocation, before)
+    clock = RunClock(from_s=_last_time(log))
+    requests = _unfinished(plan.requests, log)
+    with _honest_ending(record, directory, len(plan.requests)):
+        machinery = embedded_machinery()
+        engine = machinery.start_engine(plan.engine_config, clock, terminal.status)
+        results = _measure(plan, engine, directory, requests, log)
+        terminal.status("checking the output")
+        record.output_check = _check_output(plan.config, machinery, engine, results)
+        record.notices += _baseline_notices(plan, machinery, engine, clock)
+        directory.finalise()
+        record.hardware["at_end"] = environment.state() | {"other_processes": watch.heavy()}
+        record.status, record.error, record.finished_at = "finished", None, _now()
+        directory.write_run(record)
+        metrics, _ = recompute(directory.path)
+    terminal.print_closing_table(record, metrics, record.notices[len(plan.notices) :], directory.path / REPORT_FILE)
+    return Outcome("finished", _exit_code(metrics), directory.path, metrics)
+
+
+def _measure(
+    plan: Plan, engine: Target, directory: RunDirectory, requests: Sequence[GenerateRequest], log: EventLog
+) -> list[GenerateResult]:
+    """Warm up, then run the measured requests; everything is in the journal when this returns."""
+    config, load = plan.config, make_load(plan.config.load)
+    with directory.open_journal() as journal:
+        recorder = Recorder(plan.task, journal, first_engine_step=_next_engine_step(log))
+        assert config.load.warmup is not None
+        warmup = _warmup(plan, config.load.warmup, log)
+        if warmup:
+            terminal.status(f"warming up with {len(warmup)} requests")
+            engine.generate(warmup, load, GenerateListener(recorder.finished, recorder.stepped))
+        with terminal.LiveProgress(config.spec.name, len(requests)) as progress:
+            engine.generate(requests, load, _recorded_and_shown(recorder, progress))
+    return recorder.measured
+
+
+def _recorded_and_shown(recorder: Recorder, progress: terminal.LiveProgress) -> GenerateListener:
+    def finished(result: GenerateResult) -> None:
+        recorder.finished(result)
+        progress.finished(result)
+
+    def stepped(step: EngineStep) -> None:
+        recorder.stepped(step)
+        progress.stepped(step)
+
+    return GenerateListener(finished, stepped)
+
+
+class Recorder:
+    """Writes every finished request and step to the journal, and keeps the measured results for the output check."""
+
+    def __init__(self, task: Task, journal: Journal, first_engine_step: int) -> None:
+        self.measured: list[GenerateResult] = []
+        self._task = task
+        self._journal = journal
+        self._first_engine_step = first_engine_step
+
+    def finished(self, result: GenerateResult) -> None:
+        """One finished request, failed ones included."""
+        first = self._first_engine_step
+        steps = [dataclasses.replace(step, engine_step=first + step.engine_step) for step in result.verify_steps]
+        is_warmup = result.record.is_warmup
+        self._journal.append_request(result.record, steps, None if is_warmup else score_result(self._task, result))
+        if not is_warmup:
+            self.measured.append(result)
+
+    def stepped(self, step: EngineStep) -> None:
+        """One step of the engine."""
+        self._journal.append_engine_step(
+            dataclasses.replace(step, engine_step=self._first_engine_step + step.engine_step)
+        )
+
+
+@contextmanager
+def _honest_ending(record: RunRecord, directory: RunDirectory, num_requests: int) -> Iterator[None]:
+    """Whatever ends the run early is in run.json before it goes on its way."""
+    try:
+        yield
+    except BaseException as error:
+        num_done = sum(not request.is_warmup for request in directory.read_journal().requests)
+        record.status, record.finished_at = "failed", _now()
+        record.error = f"{_reason(error)}, after {num_done} of {num_requests} requests"
+        directory.write_run(record)
+        if num_done or isinstance(error, KeyboardInterrupt):
+            terminal.say(f"specbench: {record.error}; go on with: specbench resume {directory.path}")
+        raise
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
+def _open_record(plan: Plan, directory: RunDirectory, invocation: Invocation, before: RunRecord | None) -> RunRecord:
+    """run.json with status "running", and the files beside it that say how the run was asked for."""
+    model, commit = plan.model_identity(), environment.commit()
+    record = RunRecord(
+        status="running",
+        config=plan.config.to_dict(),
+        command=invocation.command,
+        version=__version__,
+        commit=commit.commit,
+        is_dirty=commit.is_dirty,
+        hardware=environment.hardware() | {"at_start": environment.state()},
+        packages=environment.packages(),
+        model=model,
+        data=plan.task.data,
+        acceptance_source="engine",
+        started_at=_now() if before is None else before.started_at,
+        notices=list(plan.notices),
+    )
+    if before is not None:
+        record.notices += _resume_notices(before)
+    directory.write_run(record)
+    if before is None:
+        _write_json(directory.path / FINGERPRINT_FILE, fingerprint(plan, model))
+        _write_hydra_files(directory.path, invocation)
+    return record
+
+
+def _check_output(
+    config: RunConfig, machinery: Machinery, engine: Target, results: list[GenerateResult]
+) -> OutputCheck:
+    """Replay what was emitted, outside measured time."""
+    limit = config.report.output_check_requests
+    if limit == 0:
+        return OutputCheck("not_checked", reason="report.output_check_requests=0")
+    if config.sampling.temperature > 0:
+        return OutputCheck("not_applicable", reason=f"sampled at temperature {config.sampling.temperature:g}")
+    completed = [result for result in results if result.record.error is None]
+    if not completed:
+        return OutputCheck("not_checked", reason="no request was completed")
+    return machinery.check_output(engine, completed, limit)
+
+
+def _baseline_notices(plan: Plan, machinery: Machinery, engine: Target, clock: Callable[[], float]) -> list[str]:
+    """The same few requests with and without speculation, one after the other, outside measured time."""
+    count = plan.config.report.plain_baseline_requests
+    if plan.config.spec.method == "none":
+        return []
+    if count == 0:
+        return ["No plain baseline was measured: this run does not show whether speculation is faster here."]
+    terminal.status("measuring plain decoding beside it")
+    requests = [request for request in plan.requests if request.repeat == 0][:count]
+    load = make_load(plan.config.load)
+    plain_config = dataclasses.replace(plan.engine_config, num_speculative_tokens=0, proposer="none", faults=())
+    plain_engine = machinery.start_engine(plain_config, clock, terminal.status)
+    speculative = _token_per_s(engine, requests, load, clock)
+    plain = _token_per_s(plain_engine, requests, load, clock)
+    verdict = "speculation loses here" if speculative < plain else "speculation gains here"
+    return [
+        f"Plain baseline: speculation is {speculative / plain:.2f} times plain decoding ({speculative:,.1f} against "
+        f"{plain:,.1f} output tokens/s; the first {len(requests)} requests once each way after the measured run, "
+        f"concurrency {plan.config.load.concurrency}; one run each, no interval): {verdict}."
+    ]
+
+
+def _token_per_s(engine: Target, requests: Sequence[GenerateRequest], load: Load, clock: Callable[[], float]) -> float:
+    """Output tokens a second over the requests, after one of them as warm-up."""
+    engine.generate(requests[:1], load, GenerateListener(lambda result: None))
+    counts: list[int] = []
+    start_s = clock()
+    engine.generate(requests, load, GenerateListener(lambda result: counts.append(result.record.num_output_tokens)))
+    return sum(counts) / (clock() - start_s)
+
+
+def _exit_code(metrics: dict) -> int:
+    """1 when requests failed, and says how many."""
+    num_failed = metrics["requests"]["failed"] + metrics["requests"]["aborted"]
+    if num_failed:
+        terminal.say(f"specbench: {num_failed} requests failed; the report and requests.parquet say why")
+    return 1 if num_failed else 0
+
+
+# ---- Resuming
+
+
+def _unfinished(requests: Sequence[GenerateRequest], log: EventLog) -> list[GenerateRequest]:
+    done = {request.request_id for request in log.requests}
+    return [request for request in requests if request.request_id not in done]
+
+
+def _warmup(plan: Plan, count: int, log: EventLog) -> list[GenerateRequest]:
+    """Warm-up requests; a resumed run warms up anew, under ids of its own."""
+    requests = warmup_requests(plan.task, plan.config.sampling, count)
+    num_before = sum(request.is_warmup for request in log.requests)
+    return [dataclasses.replace(request, request_id=f"{request.request_id}-{num_before}") for request in requests]
+
+
+def _last_time(log: EventLog) -> float:
+    times = [request.last_token_s for request in log.requests if request.last_token_s is not None]
+    return max([*times, *(step.end_s for step in log.engine_steps)], default=0.0)
+
+
+def _next_engine_step(log: EventLog) -> int:
+    return 1 + max((step.engine_step for step in log.engine_steps), default=-1)
+
+
+def _resume_notices(before: RunRecord) -> list[str]:
+    earlier = [notice for notice in before.notices if notice.startswith("Resumed")]
+    return [
+        *earlier,
+        f"Resumed at {_now()} ({before.error or 'killed'}): speed figures join several segments and hold for none.",
+    ]
+
+
+def _refuse_if_changed(plan: Plan, path: Path) -> None:
+    """UserError when the records to come would not belong to those that are there."""
+    stored = _read_json(path / FINGERPRINT_FILE)
+    if stored is None:
+        raise UserError(
+            f"{path / FINGERPRINT_FILE}: missing or unreadable, so what ran cannot be compared; start a new run"
+        )
+    now = fingerprint(plan, plan.model_identity())
+    changed = [part for part in ("config", "checkpoint", "data", "code", "hardware") if stored.get(part) != now[part]]
+    if changed:
+        raise UserError(f"{path}: {', '.join(changed)} changed since the run began; start a new run instead")
+
+
+# ---- Directories
+
+
+def _new_run_path(plan: Plan) -> Path:
+    """Named by what ran and when; a second run within a second gets a number."""
+    parent = Path(plan.config.output_root, plan.choice.ran, plan.config.spec.name, plan.task.data.name)
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    path, number = parent / stamp, 1
+    while path.exists():
+        number += 1
+        path = parent / f"{stamp}_{number}"
+    return path
+
+
+def _job_path(config: RunConfig, model_name: str, data_name: str, invocation: Invocation) -> Path:
+    assert invocation.job_name is not None
+    return Path(config.output_root, "sweeps", model_name, data_name, invocation.job_name)
+
+
+def _skip_if_done(plan: Plan, path: Path, invocation: Invocation) -> Outcome | None:
+    """A job that finished here before under the very same conditions."""
+    stored = _read_json(path / FINGERPRINT_FILE)
+    if stored is None or stored["sha256"] != fingerprint(plan, plan.model_identity())["sha256"]:
+        return None
+    record = RunDirectory.open(path).read_run()
+    metrics = _read_json(path / METRICS_FILE)
+    if record.status != "finished" or metrics is None:
+        return None
+    commit = (
+        "outside git"
+        if record.commit is None
+        else f"commit {record.commit[:12]}{' with changes' if record.is_dirty else ''}"
+    )
+    terminal.say(f"skipped {invocation.job_name}: finished at {record.finished_at}, {commit}")
+    return Outcome("skipped", 0, path, metrics, invocation.job_name)
+
+
+def _move_aside(path: Path) -> None:
+    """What an earlier, different or unfinished job left keeps its files under another name."""
+    if not path.exists():
+        return
+    number = 1
+    while (aside := path.with_name(f"{path.name}@{number}")).exists():
+        number += 1
+    try:
+        os.rename(path, aside)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be moved aside ({error.strerror}); move it away") from error
+
+
+def _write_error(path: Path, error: Exception, exit_code: int) -> None:
+    content = {"error": str(error), "type": type(error).__name__, "exit_code": exit_code, "at": _now()}
+    content["traceback"] = "".join(traceback.format_exception(error))
+    _write_json(path / ERROR_FILE, redact(content))
+
+
+def _write_hydra_files(path: Path, invocation: Invocation) -> None:
+    """.hydra/, as Hydra itself leaves it: the composed configuration and the overrides."""
+    folder = path / ".hydra"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.yaml").write_text(invocation.composed, encoding="utf-8")
+    overrides = "".join(f"- {json.dumps(override)}\n" for override in invocation.overrides)
+    (folder / "overrides.yaml").write_text(overrides or "[]\n", encoding="utf-8")
+
+
+def _write_json(path: Path, content: Any) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        print(f"specbench: {path}: cannot be written ({error.strerror})", file=sys.stderr)
+
+
+def _read_json(path: Path) -> dict | None:
+    """None where there is no such file, or none that can be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,455 @@
+"""The command line: Hydra for runs and sweeps, argparse for the other commands, one line for every mistake.
+
+Belongs here: argv, composing conf/ into a RunConfig, exit codes. Does not belong here: what a run does (benchmark.py),
+what a value means (run_config.py). The only file that imports hydra or omegaconf, and both only where they are used:
+`--help` must come at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench import __version__
+from specbench.errors import UserError, near_name
+from specbench.run_config import RunConfig, known_keys
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+    from specbench.outcome import Outcome
+
+CONFIG_NAME = "config"
+#: Groups that no default chooses: `model=x` is rewritten to the `+model=x` that Hydra wants.
+UNCHOSEN_GROUPS = ("model", "experiment")
+#: Hydra's own flags, handed to Hydra as they are, with the words that follow them.
+HYDRA_FLAGS = (
+    *("--cfg", "-c", "--info", "-i", "--resolve", "--package", "-p"),
+    *("--hydra-help", "--shell-completion", "-sc"),
+)
+INTERRUPTED = 130
+#: Which exit code wins when several apply.
+EXIT_CODES_BY_WEIGHT = (INTERRUPTED, 2, 1, 3, 4, 0)
+
+USAGE = """\
+specbench: the instrument that proves a change to speculative decoding.
+
+  specbench [-m] +model=NAME [spec=NAME] [eval=NAME] [KEY=VALUE ...]    one run; a sweep over a,b,c with -m
+  specbench list [GROUP]                                the options of a group, and how to run each
+  specbench report DIR [--format md|json] [-o FILE]     everything again, from the event log of a run
+  specbench score DIR eval.scorer=NAME                  score again, without running again
+  specbench resume DIR                                  go on with a run that was interrupted
+  specbench doctor                                      what this machine can run, and why not
+
+Examples
+  specbench +model=inkling spec=mtp8 eval=gsm8k
+  specbench +model=inkling spec=mtp8 eval=gsm8k dry_run=true
+  specbench -m +model=inkling_nano spec=none,mtp1,mtp8 load.concurrency=1,8
+  specbench +model=hf model.checkpoint=DIR spec=mtp4 eval=prompts eval.data=FILE.jsonl
+
+Groups (GROUP=NAME chooses one, GROUP.KEY=VALUE changes a value in it)
+{groups}
+
+Flags
+  -m, --multirun   sweep over comma-separated values
+  --cfg job        print the composed configuration and stop (--info and --hydra-help: Hydra's own)
+  --debug          show the traceback of an error
+  --version        print the version
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is returned, and no exception leaves without --debug."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        return _dispatch(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of stdout, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except UserError as error:
+        if debug:
+            traceback.print_exc()
+        print(f"specbench: {error}", file=sys.stderr)
+        return 2
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        print(f"specbench: {type(error).__name__}: {_one_line(str(error))} (--debug shows where)", file=sys.stderr)
+        return 1
+
+
+def _dispatch(argv: list[str]) -> int:
+    if argv and argv[0] in COMMANDS:
+        return COMMANDS[argv[0]](argv[1:])
+    if not argv or "--help" in argv or "-h" in argv:
+        print(USAGE.format(groups=_groups_text()))
+        return 0 if argv else 2
+    if "--version" in argv:
+        print(f"specbench {__version__}")
+        return 0
+    if argv[0].isidentifier():
+        raise UserError(f"{argv[0]}: unknown command; {near_name(argv[0], COMMANDS)}")
+    return _run(argv)
+
+
+# ---- The configuration's folder, read without Hydra
+
+
+def conf_dir() -> Path:
+    """conf/: inside the package in a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def groups() -> dict[str, list[str]]:
+    """Group -> its options."""
+    return {
+        folder.name: sorted(path.stem for path in folder.glob("*.yaml"))
+        for folder in sorted(conf_dir().iterdir())
+        if folder.is_dir()
+    }
+
+
+def _groups_text() -> str:
+    return "\n".join(f"  {name:<11}{', '.join(options)}" for name, options in groups().items())
+
+
+def _how_to(path: Path) -> str:
+    """The first comment of an option's file that is not for Hydra: how to run it."""
+    comments = (line.lstrip("# ") for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
+    return next(comment for comment in comments if not comment.startswith("@"))
+
+
+# ---- Runs and sweeps
+
+
+def _run(argv: list[str]) -> int:
+    """One run, or with -m a sweep."""
+    is_sweep = "-m" in argv or "--multirun" in argv
+    rest = [argument for argument in argv if argument not in ("-m", "--multirun")]
+    flags = [argument.partition("=")[0] for argument in rest if argument.startswith("-")]
+    for flag in flags:
+        if flag not in HYDRA_FLAGS:
+            raise UserError(f"{flag}: unknown flag; {near_name(flag, [*HYDRA_FLAGS, '-m', '--multirun', '--debug'])}")
+    if flags:
+        return _hydra_flags(rest, flags)
+    command = shlex.join(["specbench", *argv])
+    composer = Composer(rest)
+    return _sweep(composer, command) if is_sweep else _single(composer, command)
+
+
+def _single(composer: Composer, command: str) -> int:
+    for override in composer.parsed:
+        if override.is_sweep_override():
+            raise UserError(f"{override.input_line}: several values are a sweep; put -m before the overrides")
+    config, composed = composer.compose(composer.overrides)
+    if config.dry_run:
+        return _dry_run([("run", config)], is_sweep=False)
+    from specbench import benchmark
+
+    invocation = benchmark.Invocation(command, tuple(composer.overrides), composed, job_name=None)
+    return benchmark.run(config, invocation).exit_code
+
+
+def _sweep(composer: Composer, command: str) -> int:
+    """Every job is composed and checked before the first one starts."""
+    jobs = composer.jobs()
+    configs = [composer.compose(job)[0] for job in jobs]
+    if any(config.dry_run for config in configs):
+        return _dry_run(
+            [(f"job {job_name(job)}", config) for job, config in zip(jobs, configs, strict=True)], is_sweep=True
+        )
+    from specbench import terminal
+
+    outcomes = composer.multirun(SweepJob(command))
+    terminal.print_sweep_table(outcomes)
+    return _heaviest(outcome.exit_code for outcome in outcomes)
+
+
+def _heaviest(exit_codes: Iterable[int]) -> int:
+    return min(exit_codes, key=EXIT_CODES_BY_WEIGHT.index, default=0)
+
+
+def _dry_run(jobs: Sequence[tuple[str, RunConfig]], *, is_sweep: bool) -> int:
+    """What each job would do; one that can't run says why and lets the others speak."""
+    from specbench.plan import describe, prepare
+
+    exit_codes = []
+    for title, config in jobs:
+        print(f"{title}")
+        try:
+            print(describe(prepare(config, is_sweep=is_sweep)))
+            exit_codes.append(0)
+        except UserError as error:
+            print(f"specbench: {error}", file=sys.stderr)
+            exit_codes.append(2)
+    return _heaviest(exit_codes)
+
+
+class SweepJob:
+    """What a launcher calls for each job, in this process or in another one."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+
+    def __call__(self, composed: Any) -> Outcome:
+        from hydra.core.hydra_config import HydraConfig
+
+        from specbench import benchmark
+
+        overrides = list(HydraConfig.get().overrides.task)
+        invocation = benchmark.Invocation(self._command, tuple(overrides), _yaml(composed), job_name(overrides))
+        return benchmark.run_sweep_job(RunConfig.from_dict(_plain(composed)), invocation)
+
+
+def job_name(overrides: Sequence[str]) -> str:
+    """A folder's name for a job: its overrides, without what chooses no work."""
+    kept = [override.lstrip("+") for override in overrides]
+    kept = [override for override in kept if override.partition("=")[0] not in ("output_root", "dry_run")]
+    name = ",".join(sorted(kept)).replace(os.sep, "_").replace(" ", "_") or "defaults"
+    if len(name.encode()) <= 200:
+        return name
+    import hashlib
+
+    return name.encode()[:180].decode(errors="ignore") + "-" + hashlib.sha256(name.encode()).hexdigest()[:12]
+
+
+class Composer:
+    """Hydra over conf/ for one command line. Every mistake is a UserError of one line."""
+
+    def __init__(self, overrides: list[str]) -> None:
+        from hydra import version
+        from hydra._internal.hydra import Hydra
+        from hydra._internal.utils import create_config_search_path
+        from hydra.core.global_hydra import GlobalHydra
+
+        version.setbase("1.3")
+        GlobalHydra.instance().clear()
+        self._hydra = Hydra.create_main_hydra2("specbench", create_config_search_path(str(conf_dir())))
+        self.overrides = _with_plus(overrides)
+        self.parsed = _parse(self.overrides)
+        if not any(override.key_or_group == "hydra.searchpath" for override in self.parsed):
+            for override in self.parsed:
+                _check_override(override)
+        if not _chooses_model(self.parsed):
+            raise UserError(f"model: none was chosen; say +model=NAME, one of {', '.join(groups()['model'])}")
+
+    def compose(self, overrides: list[str]) -> tuple[RunConfig, str]:
+        """The checked configuration, and its YAML as composed."""
+        from hydra.types import RunMode
+
+        config = self._guarded(
+            lambda: self._hydra.config_loader.load_configuration(CONFIG_NAME, overrides, RunMode.RUN)
+        )
+        job = self._hydra.get_sanitized_cfg(config, "job")
+        return RunConfig.from_dict(self._guarded(lambda: _plain(job))), _yaml(job)
+
+    def jobs(self) -> list[list[str]]:
+        """The overrides of each job, as the basic sweeper deals them; another sweeper deals its own."""
+        from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+
+        if any(override.key_or_group == "hydra/sweeper" for override in self.parsed):
+            return []
+        task = [override for override in self.parsed if not override.key_or_group.startswith("hydra")]
+        batches = self._guarded(lambda: BasicSweeper.split_arguments(task, None))
+        return [job for batch in batches for job in batch]
+
+    def multirun(self, job: SweepJob) -> list[Outcome]:
+        """Run every job through the launcher that the configuration names."""
+        batches = self._guarded(lambda: self._hydra.multirun(CONFIG_NAME, job, self.overrides))
+        return [returned.return_value for batch in batches for returned in batch]
+
+    def _guarded(self, act: Callable[[], Any]) -> Any:
+        """What Hydra and OmegaConf refuse becomes one line."""
+        from hydra.errors import HydraException
+        from omegaconf.errors import OmegaConfBaseException
+
+        try:
+            return act()
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UserError(_one_line(str(error))) from error
+
+
+def _plain(composed: Any) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(composed, resolve=True, throw_on_missing=False)  # type: ignore[return-value]
+
+
+def _yaml(composed: Any) -> str:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(composed)
+
+
+def _parse(overrides: list[str]) -> list[Override]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    parsed = []
+    for override in overrides:
+        try:
+            parsed.append(parser.parse_override(override))
+        except HydraException as error:
+            raise UserError(f"{override}: not KEY=VALUE as Hydra reads it ({_one_line(str(error))})") from error
+    return parsed
+
+
+def _with_plus(overrides: list[str]) -> list[str]:
+    """`model=x` as `+model=x`; as it is where an experiment has chosen a model already."""
+    chosen = {"model"} if _experiment_chooses_model(overrides) else set()
+    rewritten = []
+    for override in overrides:
+        key = override.lstrip("+").partition("=")[0]
+        if key in UNCHOSEN_GROUPS:
+            override = ("" if key in chosen else "+") + override.lstrip("+")
+        rewritten.append(override)
+    return rewritten
+
+
+def _experiment_chooses_model(overrides: list[str]) -> bool:
+    names = [
+        value
+        for key, _, value in (override.lstrip("+").partition("=") for override in overrides)
+        if key == "experiment"
+    ]
+    paths = [conf_dir() / "experiment" / f"{name}.yaml" for name in names]
+    return any("/model:" in path.read_text(encoding="utf-8") for path in paths if path.is_file())
+
+
+def _chooses_model(parsed: list[Override]) -> bool:
+    inputs = [override.input_line or "" for override in parsed]
+    return any(override.key_or_group == "model" for override in parsed) or _experiment_chooses_model(inputs)
+
+
+def _check_override(override: Override) -> None:
+    """A group, an option of it, or a key that exists; the nearest name otherwise."""
+    key = override.key_or_group
+    if key.startswith("hydra"):
+        return
+    known = groups()
+    if key not in known:
+        if key not in known_keys():
+            raise UserError(f"{key}: unknown key; {near_name(key, [*known, *known_keys()])}")
+        return
+    values = list(override.sweep_string_iterator()) if override.is_sweep_override() else [override.value()]
+    for value in values:
+        if not isinstance(value, str):
+            raise UserError(f"{key}: must name one of {', '.join(known[key])}, not {value!r}")
+        if value not in known[key]:
+            raise UserError(f"{key}={value}: no such option; {near_name(value, known[key])}")
+
+
+def _hydra_flags(argv: list[str], flags: list[str]) -> int:
+    """Hydra's own flags, by Hydra's own main; no job ever starts here."""
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+
+    overrides = [item for item in argv if "=" in item and not item.startswith("-")]
+    words = [item for item in argv if item not in overrides]
+    overrides = [] if "--hydra-help" in flags else Composer(overrides).overrides
+    GlobalHydra.instance().clear()
+    before, sys.argv = sys.argv, ["specbench", *words, *overrides]
+    try:
+        hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name=CONFIG_NAME)(lambda _: None)()
+    finally:
+        sys.argv = before
+    return 0
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+# ---- The other commands
+
+
+def _list_command(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser("specbench list", description="The options of a group, and how to run each.")
+    parser.add_argument("group", nargs="?")
+    group = parser.parse_args(argv).group
+    known = groups()
+    if group is None:
+        print(_groups_text())
+        return 0
+    if group not in known:
+        raise UserError(f"{group}: no such group; {near_name(group, known)}")
+    for option in known[group]:
+        print(f"{option:<14}{_how_to(conf_dir() / group / f'{option}.yaml')}")
+    return 0
+
+
+def _report_command(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser("specbench report", description="Everything again, from the event log of a run.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--format", choices=("md", "json"), default="md")
+    parser.add_argument("-o", "--output", type=Path, help="a file; the terminal without it")
+    arguments = parser.parse_args(argv)
+    from specbench import benchmark
+
+    text = benchmark.report_text(arguments.directory, arguments.format)
+    if arguments.output is None:
+        print(text)
+        return 0
+    try:
+        arguments.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{arguments.output}: cannot be written ({error.strerror}); name another file with -o"
+        ) from error
+    print(arguments.output)
+    return 0
+
+
+def _score_command(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser("specbench score", description="Score a run again, without running it again.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("override", metavar="eval.scorer=NAME")
+    arguments = parser.parse_args(argv)
+    key, equals, scorer = arguments.override.partition("=")
+    if key != "eval.scorer" or not equals:
+        raise UserError(f"{arguments.override}: only the scorer can change after a run; say eval.scorer=NAME")
+    from specbench import benchmark
+
+    return benchmark.score_again(arguments.directory, scorer).exit_code
+
+
+def _resume_command(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser("specbench resume", description="Go on with a run that was interrupted.")
+    parser.add_argument("directory", type=Path)
+    arguments = parser.parse_args(argv)
+    from specbench import benchmark
+
+    return benchmark.resume(arguments.directory).exit_code
+
+
+def _doctor_command(argv: list[str]) -> int:
+    argparse.ArgumentParser("specbench doctor", description="What this machine can run, and why not.").parse_args(argv)
+    from specbench import doctor
+
+    return doctor.run()
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    "list": _list_command,
+    "report": _report_command,
+    "score": _score_command,
+    "resume": _resume_command,
+    "doctor": _doctor_command,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,284 @@
+"""Everything that is decided before a weight is loaded: checkpoint, samples, resolved settings, memory.
+
+Belongs here: `prepare`, where every mistake that a user can make surfaces as a UserError, and `describe`, which puts it
+in words for `dry_run=true`. Does not belong here: running anything (benchmark.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from specbench import environment
+from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
+from specbench.engine.config import EngineConfig
+from specbench.engine.models.registry import check_checkpoint, load_model_config
+from specbench.errors import UserError
+from specbench.evals.registry import load_task
+from specbench.evals.task import Task, measured_requests
+from specbench.generate import GenerateRequest
+from specbench.model_choice import ModelChoice, choose_model
+from specbench.records import ModelIdentity
+from specbench.run_config import CheckpointFacts, RunConfig, resolve
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+_KNOWN_HASHES: dict[tuple, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run, decided."""
+
+    config: RunConfig
+    #: What `resolve` put in, one line each.
+    differences: tuple[str, ...]
+    choice: ModelChoice
+    checkpoint: Checkpoint
+    num_modules: int
+    task: Task
+    requests: tuple[GenerateRequest, ...]
+    notices: tuple[str, ...]
+
+    @property
+    def engine_config(self) -> EngineConfig:
+        return make_engine_config(self.config, self.checkpoint.path, self.cache_bytes_limit)
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.num_parameters * DTYPE_BYTES[self.config.model.dtype]
+
+    @property
+    def cache_bytes_limit(self) -> int | None:
+        """What memory_fraction of the free memory leaves for caches; None where free memory can't be read."""
+        free = free_bytes(self.config.engine.device)
+        if free is None:
+            return None
+        return max(0, int(self.config.cache.memory_fraction * free) - self.weight_bytes)
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(math.prod(entry.shape) for entry in self.checkpoint.tensors.values())
+
+    def model_identity(self) -> ModelIdentity:
+        """Reads every byte of the checkpoint for its hash, once a process."""
+        return ModelIdentity(
+            requested=self.choice.requested,
+            ran=self.choice.ran,
+            path=str(self.choice.path),
+            revision=self.choice.revision,
+            sha256=checkpoint_sha256(self.checkpoint),
+            packaged=self.choice.packaged,
+            num_parameters=self.num_parameters,
+            num_modules=self.num_modules,
+        )
+
+
+def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
+    """Find, read and check everything but the weights. UserError where anything doesn't fit."""
+    choice = choose_model(config.model)
+    checkpoint = Checkpoint.open(choice.path)
+    model_config = load_model_config(checkpoint)
+    facts = CheckpointFacts(
+        path=str(choice.path),
+        packaged=choice.packaged,
+        num_modules=model_config.num_modules,
+        max_model_len=model_config.max_model_len,
+        dtype=_own_dtype(checkpoint),
+        # Inkling's modules each take their predecessor's hidden.
+        hidden_feedback="chain",
+    )
+    resolved = resolve(config, facts, device=default_device(), is_sweep=is_sweep)
+    config = resolved.config
+    check_device(config.engine.device)
+    if config.strict and choice.is_fallback:
+        raise UserError(
+            f"model.checkpoint: unset, so {choice.ran} would run in place of {choice.requested}, which strict=true "
+            "refuses; name a checkpoint, or say model=inkling_nano"
+        )
+    check_checkpoint(checkpoint, model_config, num_modules=config.spec.num_speculative_tokens or 0)
+    task = load_task(config.eval, packaged_model=choice.packaged)
+    if config.strict and task.data.packaged and choice.requested != "inkling_nano":
+        raise UserError(
+            f"eval.data: unset, so {task.data.name} would run in place of {config.eval.name}, which strict=true "
+            "refuses; say eval.data=FILE"
+        )
+    requests = tuple(measured_requests(task, config.sampling, config.load.repeats))
+    notices = [*_model_notices(choice, checkpoint), *task.notices, *_check_prompts(config, choice.path, requests)]
+    notices += _acceptance_notices(config, requests)
+    return Plan(
+        config, resolved.differences, choice, checkpoint, model_config.num_modules, task, requests, tuple(notices)
+    )
+
+
+def checkpoint_sha256(checkpoint: Checkpoint) -> str:
+    """The checkpoint's hash; read again only when a file has another size or time."""
+    files = (checkpoint.path / CONFIG_FILE, *checkpoint.files)
+    stamps = tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+    if stamps not in _KNOWN_HASHES:
+        _KNOWN_HASHES[stamps] = checkpoint.sha256()
+    return _KNOWN_HASHES[stamps]
+
+
+def default_device() -> str:
+    """What engine.device=auto stands for. torch takes seconds to import: it is asked only where there may be a GPU."""
+    if not any(Path("/dev").glob("nvidia[0-9]*")):
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def check_device(device: str) -> None:
+    """UserError for a GPU that is not there."""
+    if not device.startswith("cuda"):
+        return
+    import torch
+
+    index = int(device.partition(":")[2] or 0)
+    if index >= torch.cuda.device_count():
+        raise UserError(
+            f"engine.device: {device} is not there, torch sees {torch.cuda.device_count()} CUDA devices; say "
+            "engine.device=auto (`specbench doctor` shows why)"
+        )
+
+
+def free_bytes(device: str) -> int | None:
+    """Memory that is free on the device; on a CPU, the machine's."""
+    if device == "cpu":
+        return environment.free_memory_bytes()
+    import torch
+
+    return torch.cuda.mem_get_info(torch.device(device))[0]
+
+
+def make_engine_config(config: RunConfig, checkpoint: Path, cache_bytes_limit: int | None) -> EngineConfig:
+    """The embedded engine's settings from a resolved configuration."""
+    spec, max_model_len = config.spec, config.model.max_model_len
+    assert max_model_len is not None
+    num_drafts = spec.num_speculative_tokens or 0
+    return EngineConfig(
+        checkpoint=str(checkpoint),
+        dtype=config.model.dtype,
+        device=config.engine.device,
+        max_model_len=max_model_len,
+        max_num_seqs=config.engine.max_num_seqs,
+        max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        block_size=config.cache.block_size,
+        num_blocks=config.cache.num_blocks,
+        num_speculative_tokens=num_drafts,
+        proposer="none" if spec.method == "none" else "mtp_multi",
+        hidden_feedback="chain" if spec.hidden_feedback == "auto" else spec.hidden_feedback,
+        trim_to_max_tokens=spec.trim_to_max_tokens,
+        faults=spec.faults,
+        tokenizer=config.model.tokenizer,
+        chat_template=config.model.chat_template,
+        cache_bytes_limit=cache_bytes_limit,
+    )
+
+
+def fingerprint(plan: Plan, model: ModelIdentity) -> dict[str, Any]:
+    """What decides a run's records: two runs with equal `sha256` need not both be run."""
+    settings = plan.config.to_dict()
+    for key in ("output_root", "dry_run", "strict"):
+        del settings[key]
+    parts = {
+        "config": _sha256(settings),
+        "code": _sha256([environment.commit().commit, environment.source_sha256()]),
+        "checkpoint": model.sha256,
+        "data": plan.task.data.sha256,
+        "hardware": _sha256(environment.hardware()),
+    }
+    return {"sha256": _sha256(parts), **parts}
+
+
+def describe(plan: Plan) -> str:
+    """What would run, for `dry_run=true`."""
+    config, data = plan.config, plan.task.data
+    engine = plan.engine_config
+    lines = [
+        f"model       {plan.choice.requested} -> {plan.choice.ran} ({plan.num_parameters / 1e6:.1f} M parameters, "
+        f"{plan.num_modules} MTP modules)",
+        f"checkpoint  {plan.choice.path}",
+        f"data        {data.name}: {data.num_samples} samples from {data.path or 'the hub'}",
+        f"load        {len(plan.requests)} requests, {config.load.concurrency} at once; {config.load.warmup} warm up",
+        f"spec        {config.spec.name}: {engine.num_speculative_tokens} drafts a step",
+        f"engine      {engine.device}, {engine.dtype}, {engine.max_num_seqs} requests of {engine.max_model_len} "
+        f"tokens, cache blocks of {engine.block_size} tokens",
+        f"memory      {_memory_line(plan)}",
+        f"fallback    {'; '.join(_fallbacks(plan)) or 'none'}",
+    ]
+    lines += [f"resolved    {line}" for line in plan.differences]
+    lines += [f"note        {line}" for line in plan.notices]
+    return "\n".join(lines)
+
+
+def _memory_line(plan: Plan) -> str:
+    limit = plan.cache_bytes_limit
+    caches = "any size" if limit is None else f"at most {limit / 2**20:,.0f} MiB"
+    return f"{plan.weight_bytes / 2**20:,.1f} MiB of weights, caches of {caches} (by cache.memory_fraction)"
+
+
+def _fallbacks(plan: Plan) -> list[str]:
+    found = []
+    if plan.choice.is_fallback:
+        found.append(f"{plan.choice.ran} runs in place of {plan.choice.requested}")
+    if plan.task.data.packaged:
+        found.append(f"{plan.task.data.name} runs in place of {plan.config.eval.name}")
+    return found
+
+
+def _own_dtype(checkpoint: Checkpoint) -> str:
+    """The type that most of the checkpoint's numbers have; float32 unless that is bfloat16."""
+    sizes: dict[str, int] = {}
+    for entry in checkpoint.tensors.values():
+        sizes[entry.dtype] = sizes.get(entry.dtype, 0) + math.prod(entry.shape)
+    return "bfloat16" if max(sizes, key=lambda dtype: sizes[dtype]) in ("BF16", "bfloat16") else "float32"
+
+
+def _model_notices(choice: ModelChoice, checkpoint: Checkpoint) -> Iterable[str]:
+    if choice.packaged:
+        millions = sum(math.prod(entry.shape) for entry in checkpoint.tensors.values()) / 1e6
+        yield f"{choice.ran} (packaged, {millions:.1f} M parameters): not Inkling; name one with model.checkpoint=DIR"
+
+
+def _acceptance_notices(config: RunConfig, requests: Iterable[GenerateRequest]) -> Iterable[str]:
+    if config.spec.method == "none":
+        return
+    if any(request.prompt_token_ids is not None for request in requests):
+        yield "prompts are token ids: if they were drawn at random, acceptance says little about real text."
+    if config.sampling.ignore_eos:
+        yield "ignore_eos is on: text behind the end of an answer repeats itself, and its acceptance says little."
+    if config.spec.faults:
+        yield f"faults injected on purpose: {', '.join(config.spec.faults)}."
+
+
+def _check_prompts(config: RunConfig, checkpoint: Path, requests: Iterable[GenerateRequest]) -> list[str]:
+    """UserError for a prompt that leaves no room; a notice where the context ends before max_output_tokens."""
+    from specbench.engine.tokenizer import encode_prompt, load_tokenizer
+
+    tokenizer = load_tokenizer(checkpoint, config.model.tokenizer, config.model.chat_template)
+    max_model_len = config.model.max_model_len
+    assert max_model_len is not None
+    num_short = 0
+    for request in requests:
+        if request.repeat:
+            continue
+        num_tokens = len(encode_prompt(tokenizer, request).token_ids)
+        if num_tokens >= max_model_len:
+            raise UserError(
+                f"eval.data: the prompt of {request.sample_id} has {num_tokens} tokens and leaves no room in a context "
+                f"of {max_model_len}; shorten it, lower eval.num_fewshot or raise model.max_model_len"
+            )
+        num_short += num_tokens + request.sampling.max_output_tokens > max_model_len
+    if not num_short:
+        return []
+    return [f"{num_short} prompts leave less room than max_output_tokens in a context of {max_model_len} tokens."]
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

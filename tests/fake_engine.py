@@ -1,0 +1,118 @@
+"""A target that answers at once, in place of the embedded engine: for tests of what happens around it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from specbench.benchmark import Machinery
+from specbench.engine.config import EngineConfig
+from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Load
+from specbench.records import EngineStep, OutputCheck, RequestRecord, VerifyStep
+
+NUM_STEPS = 3
+
+
+class FakeEngine:
+    """Each request: a first token, then NUM_STEPS verify steps, each with half of its drafts accepted."""
+
+    def __init__(self, config: EngineConfig, clock: Callable[[], float], script: Script) -> None:
+        self._k = config.num_speculative_tokens
+        self._clock = clock
+        self._script = script
+        self._num_steps = 0
+
+    def generate(self, requests: Iterable[GenerateRequest], load: Load, listener: GenerateListener) -> None:
+        for request in self._in_order(requests, load):
+            if not request.is_warmup:
+                if self._script.num_left == 0:
+                    raise self._script.ending
+                self._script.num_left -= 1
+            self._script.seen.append(request.request_id)
+            listener.on_engine_step(self._step())
+            listener.on_finished(self._result(request))
+
+    def _in_order(self, requests: Iterable[GenerateRequest], load: Load) -> Iterator[GenerateRequest]:
+        waiting, flying = list(requests), 0
+        num_submitted = 0
+        while waiting:
+            num_due = load.num_due(self._clock(), num_submitted, flying)
+            assert num_due > 0, "one client is free: its request has just finished"
+            num_submitted += 1
+            yield waiting.pop(0)
+
+    def _step(self) -> EngineStep:
+        now = self._clock()
+        self._num_steps += 1
+        return EngineStep(self._num_steps - 1, now, now, 1, 0, 1, 0.0, None, None, None, 1, 0)
+
+    def _result(self, request: GenerateRequest) -> GenerateResult:
+        now = self._clock()
+        if request.request_id in self._script.failing:
+            record = self._record(request, 0, "error", now, "made to fail")
+            return GenerateResult(record, [], [1], [], "")
+        accepted = self._k // 2
+        steps = [
+            VerifyStep(
+                request_id=request.request_id,
+                step=step,
+                engine_step=self._num_steps - 1,
+                output_index=1 + step * (accepted + 1),
+                num_drafted=self._k,
+                num_accepted=accepted,
+                num_emitted=accepted + 1,
+                num_discarded=0,
+                is_trimmed=False,
+                batch_size=1,
+                end_s=now,
+            )
+            for step in range(NUM_STEPS)
+        ]
+        tokens = [5] * (1 + NUM_STEPS * (accepted + 1))
+        return GenerateResult(
+            self._record(request, len(tokens), "stop", now, None), steps, [1, 2], tokens, "#### 7", "", "a prompt"
+        )
+
+    def _record(
+        self, request: GenerateRequest, num_tokens: int, reason: str, now: float, error: str | None
+    ) -> RequestRecord:
+        return RequestRecord(
+            request_id=request.request_id,
+            sample_id=request.sample_id,
+            turn=request.turn,
+            repeat=request.repeat,
+            is_warmup=request.is_warmup,
+            category=request.category,
+            num_prompt_tokens=2,
+            num_cached_prompt_tokens=0,
+            num_output_tokens=num_tokens,
+            finish_reason=reason,
+            arrival_s=now,
+            first_scheduled_s=None if error else now,
+            first_token_s=None if error else now,
+            last_token_s=None if error else now + 1e-3,
+            num_preemptions=0,
+            error=error,
+        )
+
+
+class Script:
+    """What a run's engines do, and what they saw."""
+
+    def __init__(self) -> None:
+        #: Measured requests that are answered before `ending` is raised; below zero: all.
+        self.num_left = -1
+        self.ending: BaseException = KeyboardInterrupt()
+        self.failing: set[str] = set()
+        #: Ids in the order of their answers.
+        self.seen: list[str] = []
+        #: Settings of each engine that was started.
+        self.started: list[EngineConfig] = []
+
+    def machinery(self) -> Machinery:
+        return Machinery(self._start, lambda engine, results, limit: OutputCheck("identical", min(len(results), limit)))
+
+    def _start(
+        self, config: EngineConfig, clock: Callable[[], float], on_progress: Callable[[str], None]
+    ) -> FakeEngine:
+        self.started.append(config)
+        return FakeEngine(config, clock, self)

@@ -1,0 +1,224 @@
+"""The story of a run around a fake engine: what is written, when, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from specbench import benchmark
+from specbench.benchmark import Invocation
+from specbench.errors import UserError
+from specbench.run_config import RunConfig
+from specbench.run_directory import RunDirectory
+from tests.fake_engine import Script
+from tests.test_run_config import values
+
+INVOCATION = Invocation("specbench +model=inkling", ("+model=inkling",), "model: {}\n", job_name=None)
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    script = Script()
+    monkeypatch.setattr(benchmark, "embedded_machinery", script.machinery)
+    return script
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return RunConfig.from_dict(values(eval__num_samples=10, output_root=str(tmp_path / "outputs")))
+
+
+def test_a_run_leaves_everything_that_the_report_needs(script: Script, config: RunConfig) -> None:
+    outcome = benchmark.run(config, INVOCATION)
+    assert (outcome.status, outcome.exit_code) == ("finished", 0)
+    assert outcome.directory is not None
+    names = {path.name for path in outcome.directory.iterdir()}
+    assert names >= {
+        "run.json",
+        "journal.jsonl",
+        "requests.parquet",
+        "samples.parquet",
+        "metrics.json",
+        "report.md",
+        ".hydra",
+    }
+    assert outcome.directory.parts[-4:-1] == ("inkling-nano", "mtp4", "nano_problems")
+    assert (outcome.directory / ".hydra" / "overrides.yaml").read_text() == '- "+model=inkling"\n'
+    record = RunDirectory.open(outcome.directory).read_run()
+    assert record.status == "finished"
+    assert record.model.packaged and record.data.packaged
+    assert (record.model.requested, record.model.ran, record.data.name) == ("inkling", "inkling-nano", "nano_problems")
+    assert set(record.hardware) >= {"cpu", "cores", "memory_bytes", "at_start", "at_end"}
+    assert "not Inkling" in record.notices[0]
+
+
+def test_warm_up_comes_first_is_marked_and_left_out(script: Script, config: RunConfig) -> None:
+    outcome = benchmark.run(config, INVOCATION)
+    assert outcome.directory is not None and outcome.metrics is not None
+    assert [request_id.startswith("warmup") for request_id in script.seen[:5]] == [True] * 4 + [False]
+    assert outcome.metrics["requests"] == {"completed": 10, "failed": 0, "aborted": 0, "warmup": 4}
+    log = RunDirectory.open(outcome.directory).read_event_log()
+    assert sum(request.is_warmup for request in log.requests) == 4
+    assert len(log.samples) == 10
+
+
+def test_repeats_run_every_sample_again(script: Script, config: RunConfig) -> None:
+    outcome = benchmark.run(replace(config, load=replace(config.load, repeats=3)), INVOCATION)
+    assert outcome.metrics is not None
+    assert outcome.metrics["requests"]["completed"] == 30
+
+
+def test_two_runs_never_share_a_directory(script: Script, config: RunConfig) -> None:
+    assert benchmark.run(config, INVOCATION).directory != benchmark.run(config, INVOCATION).directory
+
+
+def test_failed_requests_are_records_and_exit_one(
+    script: Script, config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.failing = {"nano_problems-0003-t0-r0"}
+    outcome = benchmark.run(config, INVOCATION)
+    assert outcome.exit_code == 1 and outcome.metrics is not None and outcome.directory is not None
+    assert outcome.metrics["requests"]["failed"] == 1
+    assert "1 requests failed" in capsys.readouterr().err
+    assert RunDirectory.open(outcome.directory).read_run().status == "finished"
+
+
+def interrupted(script: Script, config: RunConfig, num_done: int, ending: BaseException) -> Path:
+    """A run that ended after `num_done` measured requests."""
+    script.num_left, script.ending = num_done, ending
+    with pytest.raises(type(ending)):
+        benchmark.run(config, INVOCATION)
+    script.num_left = -1
+    return next(Path(config.output_root).rglob("run.json")).parent
+
+
+def test_an_interrupt_keeps_the_journal_and_says_how_to_go_on(
+    script: Script, config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = interrupted(script, config, 4, KeyboardInterrupt())
+    record = RunDirectory.open(path).read_run()
+    assert (record.status, record.error) == ("failed", "interrupted, after 4 of 10 requests")
+    assert f"specbench resume {path}" in capsys.readouterr().err
+    assert len(RunDirectory.open(path).read_journal().samples) == 4
+
+
+def test_a_crash_of_the_engine_is_in_run_json(script: Script, config: RunConfig) -> None:
+    path = interrupted(script, config, 2, RuntimeError("out of memory"))
+    assert RunDirectory.open(path).read_run().error == "RuntimeError: out of memory, after 2 of 10 requests"
+
+
+def test_resume_runs_only_what_is_missing(script: Script, config: RunConfig) -> None:
+    path = interrupted(script, config, 4, KeyboardInterrupt())
+    first = [name for name in script.seen if not name.startswith("warmup")]
+    script.seen.clear()
+    outcome = benchmark.resume(path)
+    second = [name for name in script.seen if not name.startswith("warmup")]
+    assert (outcome.status, outcome.directory) == ("finished", path)
+    assert len(first) == 4 and len(second) == 6 and not set(first) & set(second)
+    log = RunDirectory.open(path).read_event_log()
+    assert len({request.request_id for request in log.requests}) == len(log.requests) == 10 + 2 * 4
+    steps = [step.engine_step for step in log.engine_steps]
+    assert steps == list(range(len(steps)))
+    record = RunDirectory.open(path).read_run()
+    assert record.status == "finished" and record.error is None
+    assert any(notice.startswith("Resumed") and "hold for none" in notice for notice in record.notices)
+    assert outcome.metrics is not None
+    assert all(check["holds"] is not False for check in outcome.metrics["checks"]["identities"].values())
+
+
+def test_resume_after_a_kill_that_tore_the_last_line(script: Script, config: RunConfig) -> None:
+    path = interrupted(script, config, 4, KeyboardInterrupt())
+    journal = path / "journal.jsonl"
+    journal.write_bytes(journal.read_bytes()[:-20])
+    outcome = benchmark.resume(path)
+    assert outcome.metrics is not None
+    assert outcome.metrics["requests"]["completed"] == 10
+
+
+def test_resume_refuses_a_finished_run(script: Script, config: RunConfig) -> None:
+    path = benchmark.run(config, INVOCATION).directory
+    assert path is not None
+    with pytest.raises(UserError, match="nothing is left to run"):
+        benchmark.resume(path)
+
+
+@pytest.mark.parametrize("part", ["config", "checkpoint", "data", "code", "hardware"])
+def test_resume_refuses_what_has_changed(script: Script, config: RunConfig, part: str) -> None:
+    path = interrupted(script, config, 4, KeyboardInterrupt())
+    stored = json.loads((path / "fingerprint.json").read_text())
+    (path / "fingerprint.json").write_text(json.dumps(stored | {part: "another"}))
+    with pytest.raises(UserError, match=f"{part} changed since the run began"):
+        benchmark.resume(path)
+
+
+def test_output_check_is_off_or_does_not_apply(script: Script, config: RunConfig) -> None:
+    off = replace(config, report=replace(config.report, output_check_requests=0))
+    outcome = benchmark.run(off, INVOCATION)
+    assert outcome.metrics is not None and outcome.metrics["checks"]["output"]["status"] == "not_checked"
+    sampled = replace(config, sampling=replace(config.sampling, temperature=1.0))
+    outcome = benchmark.run(sampled, INVOCATION)
+    assert outcome.metrics is not None and outcome.metrics["checks"]["output"]["status"] == "not_applicable"
+
+
+def test_plain_baseline_runs_beside_and_leaves_no_record(script: Script, config: RunConfig) -> None:
+    outcome = benchmark.run(replace(config, report=replace(config.report, plain_baseline_requests=3)), INVOCATION)
+    assert outcome.metrics is not None and outcome.directory is not None
+    assert [engine.num_speculative_tokens for engine in script.started] == [4, 0]
+    assert outcome.metrics["requests"]["completed"] == 10
+    notices = RunDirectory.open(outcome.directory).read_run().notices
+    assert any("times plain decoding" in notice and "concurrency 4" in notice for notice in notices)
+
+
+def test_score_again_changes_the_headline_only(script: Script, config: RunConfig) -> None:
+    path = benchmark.run(config, INVOCATION).directory
+    assert path is not None
+    before = RunDirectory.open(path).read_event_log()
+    outcome = benchmark.score_again(path, "boxed")
+    assert outcome.metrics is not None and outcome.metrics["eval"]["scorer"] == "boxed"
+    assert RunDirectory.open(path).read_event_log().requests == before.requests
+    with pytest.raises(UserError, match="did you mean 'boxed'"):
+        benchmark.score_again(path, "boxd")
+
+
+def test_report_comes_from_the_event_log(script: Script, config: RunConfig) -> None:
+    path = benchmark.run(config, INVOCATION).directory
+    assert path is not None
+    before = (path / "metrics.json").read_text()
+    (path / "metrics.json").unlink()
+    (path / "report.md").unlink()
+    assert json.loads(benchmark.report_text(path, "json")) == json.loads(before)
+    assert benchmark.report_text(path, "md") == (path / "report.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["inkling", "inkling_nano"])
+def test_strict_refuses_what_was_not_asked_for(script: Script, config: RunConfig, name: str) -> None:
+    strict = replace(config, strict=True, model=replace(config.model, name=name))
+    if name == "inkling_nano":
+        assert benchmark.run(strict, INVOCATION).exit_code == 0
+        return
+    with pytest.raises(UserError, match="strict=true refuses"):
+        benchmark.run(strict, INVOCATION)
+    assert not script.started
+
+
+def test_an_output_root_that_cannot_be_written(script: Script, config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        benchmark.run(replace(config, output_root=str(tmp_path / "file")), INVOCATION)
+    assert not script.started
+
+
+def test_a_prompt_longer_than_the_context(script: Script, config: RunConfig, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps({"prompt_token_ids": [1] * 50}) + "\n")
+    short = replace(
+        config,
+        model=replace(config.model, max_model_len=48),
+        eval=replace(config.eval, name="prompts", data=str(rows), protocol=None, scorer=None, instruction=None),
+    )
+    with pytest.raises(UserError, match=r"has 50 tokens and leaves no room in a context of 48"):
+        benchmark.run(short, INVOCATION)
+    assert not script.started

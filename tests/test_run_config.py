@@ -1,0 +1,181 @@
+"""A configuration is right as a whole or refused in one line that names its key."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from specbench.errors import UserError
+from specbench.run_config import PACKAGED_NUM_SAMPLES, CheckpointFacts, RunConfig, known_keys, resolve
+
+VALUES: dict[str, Any] = {
+    "model": {
+        "name": "inkling",
+        "checkpoint": None,
+        "revision": None,
+        "dtype": "auto",
+        "max_model_len": None,
+        "tokenizer": None,
+        "chat_template": None,
+        "trust_remote_code": False,
+    },
+    "spec": {
+        "name": "mtp4",
+        "method": "mtp",
+        "num_speculative_tokens": 4,
+        "modules": "auto",
+        "hidden_feedback": "auto",
+        "trim_to_max_tokens": False,
+        "faults": [],
+    },
+    "parallel": {"name": "tp1", "tensor_parallel_size": 1},
+    "engine": {"name": "embedded", "device": "auto", "max_num_seqs": 8, "max_num_batched_tokens": 64},
+    "cache": {"name": "plain", "block_size": 16, "num_blocks": None, "memory_fraction": 0.5},
+    "eval": {
+        "name": "gsm8k",
+        "data": None,
+        "protocol": "chat",
+        "num_samples": None,
+        "num_fewshot": 0,
+        "fewshot_data": None,
+        "instruction": "auto",
+        "max_output_tokens": 32,
+        "scorer": "robust",
+        "stop": None,
+    },
+    "sampling": {"name": "greedy", "temperature": 0, "top_k": 0, "top_p": 1, "seed": 0, "ignore_eos": False},
+    "load": {"name": "closed", "concurrency": 4, "warmup": None, "repeats": 1},
+    "report": {"name": "default", "output_check_requests": 8, "plain_baseline_requests": 0},
+    "strict": None,
+    "dry_run": False,
+    "output_root": "outputs",
+}
+FACTS = CheckpointFacts(
+    path="folder", packaged=False, num_modules=8, max_model_len=128, dtype="bfloat16", hidden_feedback="chain"
+)
+
+
+def values(**changes: Any) -> dict[str, Any]:
+    """VALUES with `group__key` (or a top-level key) changed."""
+    changed = copy.deepcopy(VALUES)
+    for path, value in changes.items():
+        group, _, key = path.partition("__")
+        if key:
+            changed[group][key] = value
+        else:
+            changed[group] = value
+    return changed
+
+
+def resolved(
+    facts: CheckpointFacts = FACTS, *, device: str = "cpu", is_sweep: bool = False, **changes: Any
+) -> RunConfig:
+    return resolve(RunConfig.from_dict(values(**changes)), facts, device=device, is_sweep=is_sweep).config
+
+
+def test_round_trip() -> None:
+    config = RunConfig.from_dict(VALUES)
+    assert RunConfig.from_dict(config.to_dict()) == config
+    assert resolved() == resolve(resolved(), FACTS, device="cpu", is_sweep=False).config
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"spec__metod": 1}, "spec.metod: unknown key; did you mean 'method'?"),
+        ({"sped": 1}, "sped: unknown key; did you mean 'spec'?"),
+        ({"spec__num_speculative_tokens": "four"}, "spec.num_speculative_tokens: must be a whole number, not 'four'"),
+        ({"spec__num_speculative_tokens": True}, "spec.num_speculative_tokens: must be a whole number, not True"),
+        ({"spec__num_speculative_tokens": 0}, "spec.num_speculative_tokens: must be at least 1, not 0"),
+        ({"spec__method": "mpt"}, "spec.method: unknown value 'mpt'; did you mean 'mtp'?"),
+        ({"spec__faults": "raw"}, "spec.faults: must be a list of texts such as [a,b], not 'raw'"),
+        ({"cache__block_size": 0}, "cache.block_size: must be at least 1, not 0"),
+        ({"cache__block_size": -16}, "cache.block_size: must be at least 1, not -16"),
+        ({"cache__memory_fraction": 0}, "cache.memory_fraction: must be above 0 and at most 1, not 0.0"),
+        ({"sampling__top_p": 1.5}, "sampling.top_p: must be above 0 and at most 1, not 1.5"),
+        ({"sampling__temperature": -1}, "sampling.temperature: must be at least 0, not -1.0"),
+        ({"eval__data": "???"}, "eval.data: has no default; say eval.data=VALUE"),
+        ({"strict": "yes"}, "strict: must be true or false, not 'yes'"),
+        ({"spec": "mtp8"}, "spec: a config group, not a value; say spec.KEY=VALUE"),
+        ({"engine__device": "cuda:x"}, "engine.device: unknown device 'cuda:x'; say auto, cpu, cuda or cuda:N"),
+        ({"spec__method": "none"}, "spec.num_speculative_tokens: drafts need a method"),
+        ({"parallel__tensor_parallel_size": 2}, "parallel.tensor_parallel_size: the embedded engine runs on 1 device"),
+        ({"sampling__top_k": 5}, "sampling.temperature: top_k and top_p do nothing at temperature 0"),
+        ({"model__name": "hf"}, "model.checkpoint: model=hf needs one"),
+        ({"model__trust_remote_code": True}, "model.trust_remote_code: no checkpoint's code is ever run"),
+    ],
+)
+def test_refused_without_a_checkpoint(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as error:
+        RunConfig.from_dict(values(**changes))
+    assert str(error.value).startswith(line)
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_group_and_a_missing_key() -> None:
+    lacking = values()
+    del lacking["model"]
+    with pytest.raises(UserError, match=r"model: none was chosen; say \+model=NAME"):
+        RunConfig.from_dict(lacking)
+    lacking = values()
+    del lacking["load"]["repeats"]
+    with pytest.raises(UserError, match=r"load\.repeats: missing"):
+        RunConfig.from_dict(lacking)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"spec__num_speculative_tokens": 9}, "spec.num_speculative_tokens: 9 drafts need 9 MTP modules, folder has 8"),
+        ({"model__max_model_len": 129}, "model.max_model_len: 129 is more than the 128 tokens"),
+        ({"cache__block_size": 256}, "cache.block_size: 256 is more than the context of 128 tokens"),
+        ({"eval__max_output_tokens": 128}, "eval.max_output_tokens: 128 leaves no room for a prompt"),
+        ({"engine__max_num_batched_tokens": 7}, "engine.max_num_batched_tokens: 7 is below 8"),
+    ],
+)
+def test_refused_with_the_checkpoint(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as error:
+        resolved(**changes)
+    assert str(error.value).startswith(line)
+
+
+def test_drafts_need_modules() -> None:
+    plain = CheckpointFacts("folder", False, 0, 128, "float32", "chain")
+    with pytest.raises(UserError, match=r"spec\.method: folder has no MTP modules; say spec=none"):
+        resolved(plain)
+    assert resolved(plain, spec__method="none", spec__num_speculative_tokens=None).spec.num_speculative_tokens is None
+
+
+def test_what_resolving_puts_in() -> None:
+    config = resolved(spec__num_speculative_tokens=None)
+    assert config.spec.num_speculative_tokens == 8
+    assert (config.spec.modules, config.spec.hidden_feedback) == ("multi", "chain")
+    assert (config.engine.device, config.model.dtype, config.model.max_model_len) == ("cpu", "float32", 128)
+    assert config.load.warmup == config.load.concurrency == 4
+    assert config.eval.num_samples is None
+    assert resolved(device="cuda").model.dtype == "bfloat16"
+
+
+def test_packaged_problems_are_a_hundred_unless_said_otherwise() -> None:
+    packaged = CheckpointFacts("folder", True, 8, 128, "bfloat16", "chain")
+    assert resolved(packaged).eval.num_samples == PACKAGED_NUM_SAMPLES
+    assert resolved(packaged, eval__num_samples=7).eval.num_samples == 7
+    assert resolved(packaged, eval__data="rows.jsonl").eval.num_samples is None
+
+
+@pytest.mark.parametrize(
+    ("name", "is_sweep", "strict"),
+    [("inkling", False, False), ("inkling", True, True), ("inkling_nano", True, False)],
+)
+def test_sweeps_are_strict_unless_nano_is_named(name: str, is_sweep: bool, strict: bool) -> None:
+    assert resolved(is_sweep=is_sweep, model__name=name).strict is strict
+    assert resolved(is_sweep=is_sweep, model__name=name, strict=not strict).strict is not strict
+
+
+def test_each_difference_is_one_line() -> None:
+    differences = resolve(RunConfig.from_dict(VALUES), FACTS, device="cpu", is_sweep=False).differences
+    assert "engine.device: auto -> cpu" in differences
+    assert "load.warmup: None -> 4" in differences
+    assert all(line.split(":")[0] in known_keys() for line in differences)
