@@ -1,0 +1,1 @@
+"""Builds inkling-nano: problems, tokenizer, training, evaluation, export. Not part of the installed package."""
