@@ -125,6 +125,7 @@ class AttentionMetadataBuilder:
         device: torch.device,
     ) -> None:
         self._groups = tuple(groups)
+        self._names = tuple(spec.name for spec in groups)
         self._block_size = block_size
         self._extents = relative_extents
         self._device = device
@@ -134,7 +135,7 @@ class AttentionMetadataBuilder:
         # A tap lies at most one block before position 0.
         assert block_size >= self._kernel - 1
         #: The farthest that a row looks back; offsets start there.
-        self._first_offset = -max(spec.window or 0 for spec in groups)
+        self._first_offset = -max(spec.window or 1 for spec in groups)
         self._arange = torch.arange(self._first_offset, 4 * block_size, device=device)
         # (group, rows of a request) -> bias columns
         self._columns_of_window: dict[tuple[str, int], Tensor] = {}
@@ -169,6 +170,7 @@ class AttentionMetadataBuilder:
         blocks = tables.gather(2, columns.expand(len(self._groups), -1, -1))
         # [num_groups, num_reqs, reach + num_rows]: block * size + shifted % size
         slots = torch.add(shifted, blocks - columns, alpha=size)
+        positions = shifted[:, reach:] - size
         tap_slots, keys = {}, {}
         for group, spec in enumerate(self._groups):
             if spec.kind == "short_conv":
@@ -181,7 +183,6 @@ class AttentionMetadataBuilder:
                 keys[spec.name] = SegmentKeys(slots[group, :, first:].reshape(-1), bias_columns)
             else:
                 num_blocks = -(-max_seq_len // size)
-                positions = shifted[:, reach:] - size
                 keys[spec.name] = self._all_keys(tables[group], positions, num_blocks, self._extents[spec.name])
         slot_mapping = slots[:, :, reach:]
         if layout.num_live is not None:
@@ -190,8 +191,8 @@ class AttentionMetadataBuilder:
         return AttentionMetadata(
             num_tokens=slot_mapping.shape[1],
             max_seq_len=max_seq_len,
-            positions=(shifted[:, reach:] - size).view(-1),
-            slot_mapping={spec.name: slot_mapping[group] for group, spec in enumerate(self._groups)},
+            positions=positions.view(-1),
+            slot_mapping=dict(zip(self._names, slot_mapping.unbind(0), strict=True)),
             tap_slots=tap_slots,
             segments=(Segment(len(shifted), num_rows, None, keys),),
         )
@@ -222,7 +223,7 @@ class AttentionMetadataBuilder:
             num_tokens=int(starts[-1]),
             max_seq_len=int(max_seq_lens.max()),
             positions=shifted - self._block_size,
-            slot_mapping={spec.name: slot_mapping[group] for group, spec in enumerate(self._groups)},
+            slot_mapping=dict(zip(self._names, slot_mapping.unbind(0), strict=True)),
             tap_slots={
                 spec.name: slots[group].reshape(-1)
                 for group, spec in enumerate(self._groups)
@@ -329,8 +330,9 @@ class AttentionMetadataBuilder:
         size = self._block_size
         slots = torch.add(self._offsets(0, size), table[:, 1 : 1 + num_blocks, None], alpha=size)
         # 1 + distance, as (position + 1) - key
-        columns = ((positions + 1)[:, :, None] - self._offsets(0, num_blocks * size)).clamp_(0, extent + 1)
-        return SegmentKeys(slots.view(-1), columns[:, None, None])
+        # 1 + distance, as position - (key - 1)
+        columns = (positions[:, None, None, :, None] - self._offsets(-1, num_blocks * size - 1)).clamp_(0, extent + 1)
+        return SegmentKeys(slots.view(-1), columns)
 
     def _window_keys(self, table: Tensor, positions: Tensor, window: int, num_blocks: int, extent: int) -> SegmentKeys:
         """The `num_blocks` blocks of each request from where its first row's window begins."""
