@@ -29,6 +29,7 @@ from specbench.outcome import Outcome
 from specbench.plan import Plan, fingerprint, prepare
 from specbench.records import EngineStep, OutputCheck, RunRecord
 from specbench.redaction import redact
+from specbench.reports.identities import broken_identities
 from specbench.reports.metrics import recompute
 from specbench.run_config import RunConfig
 from specbench.run_directory import METRICS_FILE, REPORT_FILE, EventLog, Journal, RunDirectory
@@ -330,11 +331,17 @@ def _token_per_s(engine: Target, requests: Sequence[GenerateRequest], load: Load
 
 
 def _exit_code(metrics: dict) -> int:
-    """1 when requests failed, and says how many."""
+    """1 when requests failed, the text is wrong or the counts contradict each other, and says so."""
     num_failed = metrics["requests"]["failed"] + metrics["requests"]["aborted"]
     if num_failed:
         terminal.say(f"specbench: {num_failed} requests failed; the report and requests.parquet say why")
-    return 1 if num_failed else 0
+    is_wrong = metrics["checks"]["output"]["status"] == "mismatch"
+    if is_wrong:
+        terminal.say("specbench: the output check failed: emitted tokens are not those of plain decoding")
+    broken = broken_identities(metrics)
+    if broken:
+        terminal.say(f"specbench: identities broken: {', '.join(broken)}; the counts contradict each other, trust none")
+    return 1 if num_failed or is_wrong or broken else 0
 
 
 # ---- Resuming

@@ -156,8 +156,9 @@ class ReportConfig:
     name: str
     #: Requests whose output is replayed without speculation; 0 turns the check off.
     output_check_requests: Count
-    #: Samples that run once more with and without speculation, side by side, after the measured run; 0 is off.
-    plain_baseline_requests: Count
+    #: Samples that run once more with and without speculation, side by side, after the measured run; 0 is off. None:
+    #: four per request at once with the packaged model, whose weights are small enough to load twice, else 0.
+    plain_baseline_requests: Count | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,8 @@ class RunConfig:
 
 #: Samples of the packaged problems that run unless eval.num_samples says otherwise.
 PACKAGED_NUM_SAMPLES = 100
+#: Samples of the plain baseline, per request at once, where report.plain_baseline_requests is unset.
+BASELINE_REQUESTS_A_SLOT = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +236,9 @@ def resolve(config: RunConfig, facts: CheckpointFacts, *, device: str, is_sweep:
         changes["eval"]["num_samples"] = PACKAGED_NUM_SAMPLES
     if config.load.warmup is None:
         changes["load"]["warmup"] = config.load.concurrency
+    if config.report.plain_baseline_requests is None:
+        is_measured = facts.packaged and config.spec.method != "none" and not is_sweep
+        changes["report"]["plain_baseline_requests"] = BASELINE_REQUESTS_A_SLOT * config.load.concurrency * is_measured
     strict = config.strict
     if strict is None:
         strict = is_sweep and config.model.name != "inkling_nano"

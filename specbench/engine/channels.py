@@ -5,7 +5,8 @@ Belongs here: reading Inkling's typed blocks off the output's token ids. Does no
 
 A block is opened by `<|content_thinking|>` (reasoning), `<|content_text|>` (the answer) or another content token
 (neither: tool calls), and closed by `<|end_message|>`. What stands before the first content token is an answer: a
-plain completion has no blocks. The answer is what is scored; an output that was cut while still thinking has the answer
+plain completion has no blocks. Where generation goes on past the end of the model's turn (end-of-sequence ignored), the
+rest is neither. The answer is what is scored; an output that was cut while still thinking has the answer
 "". A tokenizer without these tokens has one channel, the answer.
 """
 
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 ANSWER, REASONING, NEITHER = "answer", "reasoning", "neither"
+#: No channel: what follows belongs to another turn.
+TURN_END = "turn end"
 
 #: The token that moves to a channel -> the channel.
 CHANNEL_MARKERS = {
@@ -28,6 +31,9 @@ CHANNEL_MARKERS = {
     "<|message_model|>": NEITHER,
     "<|message_tool|>": NEITHER,
     "<|end_message|>": NEITHER,
+    "<|message_user|>": TURN_END,
+    "<|message_system|>": TURN_END,
+    "<|content_model_end_sampling|>": TURN_END,
 }
 
 
@@ -60,7 +66,7 @@ def _label(token_ids: Sequence[int], channel_of: dict[int, str]) -> list[tuple[s
     labelled, channel = [], ANSWER
     for token_id in token_ids:
         if token_id in channel_of:
-            channel = channel_of[token_id]
+            channel = TURN_END if channel == TURN_END else channel_of[token_id]
         else:
             labelled.append((channel, token_id))
     return labelled

@@ -139,6 +139,12 @@ def test_text_prompts(tmp_path: Path) -> None:
             "Let me look.",
             "",
         ),
+        (
+            "<|content_text|>5<|end_message|><|content_model_end_sampling|><|message_user|><|content_text|>And 6?"
+            "<|end_message|><|message_model|><|content_text|>6",
+            "5",
+            "",
+        ),
         ("It is 5.", "It is 5.", ""),
         (" 5\nQuestion: <|content_model_end_sampling|>", " 5\nQuestion: ", ""),
         ("", "", ""),

@@ -8,6 +8,7 @@ import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from specbench.engine.checkpoints.checkpoint import Checkpoint
 from tools.nano.card import card
 from tools.nano.evaluate import (
     Texts,
@@ -24,6 +25,10 @@ from tools.nano.model import NanoModel
 
 ASSETS = Path(__file__).parents[2] / "specbench" / "assets"
 FOLDER = ASSETS / "inkling_nano"
+
+
+def test_the_recorded_hash_is_the_checkpoints():
+    assert (FOLDER / "sha256.txt").read_text().strip() == Checkpoint.open(FOLDER).sha256()
 
 
 def attention_shapes(text: dict, is_local: bool) -> dict[str, list[int]]:

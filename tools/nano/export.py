@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from specbench.engine.checkpoints.checkpoint import Checkpoint
 from tools.nano import tokenizer as special
 from tools.nano.model import NanoConfig, NanoModel
 
@@ -118,6 +119,8 @@ def export_checkpoint(model: NanoModel, tokenizer: Tokenizer, folder: Path) -> i
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     generation = {"eos_token_id": config["eos_token_id"], "pad_token_id": config["pad_token_id"], "do_sample": False}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
+    # What `specbench doctor` compares an installed copy with.
+    (folder / "sha256.txt").write_text(Checkpoint.open(folder).sha256() + "\n", encoding="utf-8")
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
