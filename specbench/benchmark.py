@@ -137,15 +137,20 @@ def report_text(path: Path, form: str) -> str:
 
 def score_again(path: Path, scorer: str) -> Outcome:
     """Another headline scorer, from the recorded texts."""
+    record, metrics = _rescored(path, scorer)
+    terminal.print_closing_table(record, metrics, record.notices, path / REPORT_FILE)
+    return Outcome("finished", 0, path, metrics)
+
+
+def _rescored(path: Path, scorer: str) -> tuple[RunRecord, dict]:
+    """The run with another headline scorer, written."""
     directory = RunDirectory.open(path)
     record, log = directory.read_run(), directory.read_event_log()
     log.samples = rescore(log.samples, scorer)
     directory.write_tables(log)
     record.config["eval"]["scorer"] = scorer
     directory.write_run(record)
-    metrics, _ = recompute(path)
-    terminal.print_closing_table(record, metrics, record.notices, path / REPORT_FILE)
-    return Outcome("finished", 0, path, metrics)
+    return record, recompute(path)[0]
 
 
 # ---- One run
@@ -169,7 +174,7 @@ def execute(
     with _honest_ending(record, directory, len(plan.requests)):
         machinery = embedded_machinery()
         engine = machinery.start_engine(plan.engine_config, clock, terminal.status)
-        results = _measure(plan, engine, directory, requests, log)
+        results = _in_order(plan, _earlier_results(log) + _measure(plan, engine, directory, requests, log))
         terminal.status("checking the output")
         record.output_check = _check_output(plan.config, machinery, engine, results)
         record.notices += _baseline_notices(plan, machinery, engine, clock)
@@ -190,7 +195,7 @@ def _measure(
     with directory.open_journal() as journal:
         recorder = Recorder(plan.task, journal, first_engine_step=_next_engine_step(log))
         assert config.load.warmup is not None
-        warmup = _warmup(plan, config.load.warmup, log)
+        warmup = _warmup(plan, config.load.warmup, log) if requests else []
         if warmup:
             terminal.status(f"warming up with {len(warmup)} requests")
             engine.generate(warmup, load, GenerateListener(recorder.finished, recorder.stepped))
@@ -265,6 +270,7 @@ def _open_record(plan: Plan, directory: RunDirectory, invocation: Invocation, be
         config=plan.config.to_dict(),
         command=invocation.command,
         version=__version__,
+        num_segments=1 if before is None else before.num_segments + 1,
         commit=commit.commit,
         is_dirty=commit.is_dirty,
         hardware=environment.hardware() | {"at_start": environment.state()},
@@ -347,6 +353,25 @@ def _exit_code(metrics: dict) -> int:
 # ---- Resuming
 
 
+def _earlier_results(log: EventLog) -> list[GenerateResult]:
+    """What earlier segments of a resumed run finished, as far as the output check needs it."""
+    samples = {(sample.sample_id, sample.turn, sample.repeat): sample for sample in log.samples}
+    results = []
+    for record in log.requests:
+        if record.is_warmup or record.error is not None:
+            continue
+        sample = samples[record.sample_id, record.turn, record.repeat]
+        assert sample.prompt_token_ids is not None
+        results.append(GenerateResult(record, [], sample.prompt_token_ids, sample.output_token_ids, sample.output_text))
+    return results
+
+
+def _in_order(plan: Plan, results: list[GenerateResult]) -> list[GenerateResult]:
+    """In the order of the samples: those that finish first are the short ones, a poor choice to check."""
+    place = {request.request_id: index for index, request in enumerate(plan.requests)}
+    return sorted(results, key=lambda result: place[result.record.request_id])
+
+
 def _unfinished(requests: Sequence[GenerateRequest], log: EventLog) -> list[GenerateRequest]:
     done = {request.request_id for request in log.requests}
     return [request for request in requests if request.request_id not in done]
@@ -372,7 +397,8 @@ def _resume_notices(before: RunRecord) -> list[str]:
     earlier = [notice for notice in before.notices if notice.startswith("Resumed")]
     return [
         *earlier,
-        f"Resumed at {_now()} ({before.error or 'killed'}): speed figures join several segments and hold for none.",
+        f"Resumed at {_now()} ({before.error or 'killed'}): times run over several segments, so duration and "
+        "throughput are not given.",
     ]
 
 
@@ -417,6 +443,9 @@ def _skip_if_done(plan: Plan, path: Path, invocation: Invocation) -> Outcome | N
     metrics = _read_json(path / METRICS_FILE)
     if record.status != "finished" or metrics is None:
         return None
+    scorer = plan.config.eval.scorer
+    if scorer is not None and scorer != record.config["eval"]["scorer"]:  # `specbench score` was here
+        metrics = _rescored(path, scorer)[1]
     commit = (
         "outside git"
         if record.commit is None

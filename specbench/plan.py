@@ -17,7 +17,13 @@ from typing import Any
 from specbench import environment
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.config import EngineConfig
-from specbench.engine.models.registry import check_checkpoint, load_model_config
+from specbench.engine.execution.memory import MemoryPlan, plan_memory
+from specbench.engine.models.registry import (
+    check_checkpoint,
+    load_model_config,
+    module_cache_groups,
+    target_cache_groups,
+)
 from specbench.errors import UserError
 from specbench.evals.registry import load_task
 from specbench.evals.task import Task, measured_requests
@@ -60,6 +66,14 @@ class Plan:
             return None
         return max(0, int(self.config.cache.memory_fraction * free) - self.weight_bytes)
 
+    def plan_caches(self) -> MemoryPlan:
+        """Blocks and bytes of the caches, a proposer's own buffers apart. UserError where not one request fits."""
+        engine = self.engine_config
+        specs = target_cache_groups(self.checkpoint, engine.dtype)
+        if engine.num_speculative_tokens:
+            specs += module_cache_groups(self.checkpoint, engine.dtype, engine.num_speculative_tokens, engine.faults)[0]
+        return plan_memory(engine, specs, fixed_bytes=0)
+
     @property
     def num_parameters(self) -> int:
         return sum(math.prod(entry.shape) for entry in self.checkpoint.tensors.values())
@@ -101,6 +115,11 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
             "refuses; name a checkpoint, or say model=inkling_nano"
         )
     check_checkpoint(checkpoint, model_config, num_modules=config.spec.num_speculative_tokens or 0)
+    if config.cache.block_size < model_config.conv_kernel_size - 1:
+        raise UserError(
+            f"cache.block_size: {config.cache.block_size} is below {model_config.conv_kernel_size - 1}, the tokens "
+            f"that a convolution of {model_config.conv_kernel_size} looks back; raise it"
+        )
     task = load_task(config.eval, packaged_model=choice.packaged)
     if config.strict and task.data.packaged and choice.requested != "inkling_nano":
         raise UserError(
@@ -108,11 +127,22 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
             "refuses; say eval.data=FILE"
         )
     requests = tuple(measured_requests(task, config.sampling, config.load.repeats))
-    notices = [*_model_notices(choice, checkpoint), *task.notices, *_check_prompts(config, choice.path, requests)]
+    notices = [
+        *_model_notices(choice, checkpoint),
+        *task.notices,
+        *_check_prompts(config, choice.path, model_config.vocab_size, requests),
+    ]
     notices += _acceptance_notices(config, requests)
-    return Plan(
+    if config.load.concurrency > config.engine.max_num_seqs:
+        notices.append(
+            f"load.concurrency={config.load.concurrency} is above engine.max_num_seqs={config.engine.max_num_seqs}: "
+            "requests queue in the engine, and TTFT holds their wait."
+        )
+    plan = Plan(
         config, resolved.differences, choice, checkpoint, model_config.num_modules, task, requests, tuple(notices)
     )
+    plan.plan_caches()
+    return plan
 
 
 def checkpoint_sha256(checkpoint: Checkpoint) -> str:
@@ -218,9 +248,10 @@ def describe(plan: Plan) -> str:
 
 
 def _memory_line(plan: Plan) -> str:
-    limit = plan.cache_bytes_limit
-    caches = "any size" if limit is None else f"at most {limit / 2**20:,.0f} MiB"
-    return f"{plan.weight_bytes / 2**20:,.1f} MiB of weights, caches of {caches} (by cache.memory_fraction)"
+    memory, limit = plan.plan_caches(), plan.cache_bytes_limit
+    target, draft = memory.cache_bytes("target") / 2**20, memory.cache_bytes("draft") / 2**20
+    bound = "" if limit is None else f", of at most {limit / 2**20:,.0f} (cache.memory_fraction)"
+    return f"MiB: {plan.weight_bytes / 2**20:,.1f} weights, {target:,.1f} target and {draft:,.1f} draft caches{bound}"
 
 
 def _fallbacks(plan: Plan) -> list[str]:
@@ -257,22 +288,31 @@ def _acceptance_notices(config: RunConfig, requests: Iterable[GenerateRequest]) 
         yield f"faults injected on purpose: {', '.join(config.spec.faults)}."
 
 
-def _check_prompts(config: RunConfig, checkpoint: Path, requests: Iterable[GenerateRequest]) -> list[str]:
+def _check_prompts(
+    config: RunConfig, checkpoint: Path, vocab_size: int, requests: Iterable[GenerateRequest]
+) -> list[str]:
     """UserError for a prompt that leaves no room; a notice where the context ends before max_output_tokens."""
     from specbench.engine.tokenizer import encode_prompt, load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint, config.model.tokenizer, config.model.chat_template)
     max_model_len = config.model.max_model_len
     assert max_model_len is not None
+    advice = ", lower eval.num_fewshot" if config.eval.num_fewshot else ""
     num_short = 0
     for request in requests:
         if request.repeat:
             continue
-        num_tokens = len(encode_prompt(tokenizer, request).token_ids)
+        token_ids = encode_prompt(tokenizer, request).token_ids
+        num_tokens = len(token_ids)
+        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+            raise UserError(
+                f"eval.data: prompt_token_ids of {request.sample_id}: ids must lie in 0 .. {vocab_size - 1}, the "
+                "checkpoint's vocabulary; correct them"
+            )
         if num_tokens >= max_model_len:
             raise UserError(
                 f"eval.data: the prompt of {request.sample_id} has {num_tokens} tokens and leaves no room in a context "
-                f"of {max_model_len}; shorten it, lower eval.num_fewshot or raise model.max_model_len"
+                f"of {max_model_len}; shorten it{advice} or raise model.max_model_len"
             )
         num_short += num_tokens + request.sampling.max_output_tokens > max_model_len
     if not num_short:

@@ -85,7 +85,7 @@ class SampleRecord:
     sample_id: str
     turn: int
     repeat: int
-    #: The rendered prompt, or None when the sample is given as token ids.
+    #: The rendered prompt; None when the sample is given as token ids and there is no tokenizer.
     prompt: str | None
     prompt_token_ids: list[int] | None
     output_text: str
@@ -168,6 +168,8 @@ class RunRecord:
     #: ISO 8601, UTC.
     started_at: str
     finished_at: str | None = None
+    #: 1, and one more for each time that the run was resumed: duration and throughput are those of one segment alone.
+    num_segments: int = 1
     error: str | None = None
     output_check: OutputCheck | None = None
     #: Notices that the reader of any figure must see: fallbacks, packaged data, skipped checks.

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from specbench.engine.config import FAULTS
 from specbench.errors import UserError, near_name
 
 
@@ -285,6 +286,9 @@ def _check_across_groups(config: RunConfig) -> None:
     spec, engine = config.spec, config.engine
     if spec.method == "none" and spec.num_speculative_tokens is not None:
         raise UserError("spec.num_speculative_tokens: drafts need a method; say spec=mtp1 to mtp8 or spec=mtp_multi")
+    for fault in spec.faults:
+        if fault not in FAULTS:
+            raise UserError(f"spec.faults: unknown fault {fault!r}; {near_name(fault, FAULTS)}")
     if spec.method == "none" and spec.faults:
         raise UserError("spec.faults: there is nothing to break with spec.method=none; say spec=mtp8")
     if config.parallel.tensor_parallel_size != 1:
@@ -315,12 +319,11 @@ def _check_resolved(config: RunConfig, facts: CheckpointFacts) -> None:
             f"eval.max_output_tokens: {config.eval.max_output_tokens} leaves no room for a prompt in a context of "
             f"{max_model_len} tokens"
         )
-    rows = 1 + (config.spec.num_speculative_tokens or 0)
-    least = max(rows, facts.num_modules if config.spec.method == "mtp" else 1)
-    if config.engine.max_num_batched_tokens < least:
+    num_modules = config.spec.num_speculative_tokens or 0
+    if config.engine.max_num_batched_tokens < num_modules:
         raise UserError(
-            f"engine.max_num_batched_tokens: {config.engine.max_num_batched_tokens} is below {least}, the least that "
-            f"{facts.num_modules} MTP modules and {rows} rows a verify step need"
+            f"engine.max_num_batched_tokens: {config.engine.max_num_batched_tokens} is below {num_modules}, the prompt "
+            f"tokens that {num_modules} MTP modules read ahead, so a chunk of a prompt could stall; raise it"
         )
 
 

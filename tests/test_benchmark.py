@@ -11,6 +11,7 @@ import pytest
 from specbench import benchmark
 from specbench.benchmark import Invocation
 from specbench.errors import UserError
+from specbench.records import OutputCheck
 from specbench.run_config import RunConfig
 from specbench.run_directory import RunDirectory
 from tests.fake_engine import Script
@@ -124,9 +125,36 @@ def test_resume_runs_only_what_is_missing(script: Script, config: RunConfig) -> 
     assert steps == list(range(len(steps)))
     record = RunDirectory.open(path).read_run()
     assert record.status == "finished" and record.error is None
-    assert any(notice.startswith("Resumed") and "hold for none" in notice for notice in record.notices)
+    assert any(notice.startswith("Resumed") and "throughput are not given" in notice for notice in record.notices)
     assert outcome.metrics is not None
+    assert record.num_segments == 2
+    assert set(outcome.metrics["throughput"].values()) == {None}
+    assert record.output_check is not None and record.output_check.compared == 8, "earlier segments are checked too"
     assert all(check["holds"] is not False for check in outcome.metrics["checks"]["identities"].values())
+
+
+def test_resume_with_nothing_left_still_checks_the_output(script: Script, config: RunConfig) -> None:
+    path = interrupted(script, config, 4, KeyboardInterrupt())
+    benchmark.resume(path)
+    directory = RunDirectory.open(path)
+    record = directory.read_run()
+    record.status, record.output_check = "running", None
+    directory.write_run(record)
+    script.seen.clear()
+    benchmark.resume(path)
+    check = directory.read_run().output_check
+    assert check is not None and (check.status, check.compared) == ("identical", 8)
+    assert script.seen == [], "nothing is left to run, so nothing warms up"
+
+
+@pytest.mark.parametrize("status", ["mismatch", "identical"])
+def test_wrong_text_fails_the_run(
+    script: Script, config: RunConfig, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    machinery = script.machinery()
+    checked = replace(machinery, check_output=lambda engine, results, limit: OutputCheck(status, 1))
+    monkeypatch.setattr(benchmark, "embedded_machinery", lambda: checked)
+    assert benchmark.run(config, INVOCATION).exit_code == (1 if status == "mismatch" else 0)
 
 
 def test_resume_after_a_kill_that_tore_the_last_line(script: Script, config: RunConfig) -> None:

@@ -103,6 +103,9 @@ def test_an_experiment_gives_way_to_the_command_line() -> None:
             ["+model=inkling", "spec=mtp_multi", "spec.num_speculative_tokens=9"],
             "spec.num_speculative_tokens: 9 drafts",
         ),
+        (["+model=inkling", "spec=mtp8", "spec.faults=[zork]"], "spec.faults: unknown fault 'zork'; known: "),
+        (["+model=inkling", "cache.block_size=2"], "cache.block_size: 2 is below 3"),
+        (["+model=inkling", "cache.num_blocks=2"], "cache.num_blocks: 2 blocks of 16 tokens hold less than one"),
         (["+model=inkling", "model.max_model_len=1000000"], "model.max_model_len: 1000000 is more than"),
         (["+model=inkling", "eval.data=nowhere.jsonl"], "eval.data: nowhere.jsonl does not exist"),
         (["+model=inkling", "eval.scorer=robst"], "eval.scorer: unknown scorer 'robst': did you mean 'robust'?"),
@@ -173,6 +176,14 @@ def test_bad_data(script: Script, capsys: pytest.CaptureFixture[str], tmp_path: 
     rows.write_text(content)
     line = refused(capsys, "+model=inkling", f"eval.data={rows}")
     assert says in line and str(rows) in line
+
+
+def test_ids_outside_the_vocabulary(script: Script, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    data = tmp_path / "ids.jsonl"
+    data.write_text('{"prompt_token_ids": [5, 6]}\n{"prompt_token_ids": [5, 999999]}\n')
+    line = refused(capsys, "+model=inkling", "eval=prompts", f"eval.data={data}")
+    assert "prompt_token_ids of 1: ids must lie in 0 .. 2047" in line
+    assert not script.started
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,6 +272,12 @@ def test_a_finished_job_is_skipped_only_when_nothing_changed(
     assert err.count("skipped ") == 2 and "finished at" in err
     assert "commit" in err or "outside git" in err
     assert len(script.started) == num_started
+    scored = next(Path("outputs").rglob("run.json")).parent
+    assert main(["score", str(scored), "eval.scorer=boxed"]) == 0
+    assert main(SWEEP) == 0
+    assert len(script.started) == num_started
+    metrics = json.loads((scored / "metrics.json").read_text())
+    assert metrics["eval"]["scorer"] == "robust", "a skipped job shows the scorer that the job asks for"
     stored = next(Path("outputs").rglob("fingerprint.json"))
     stored.write_text(json.dumps(json.loads(stored.read_text()) | {"sha256": "another"}))
     assert main(SWEEP) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -132,13 +133,44 @@ def test_a_missing_group_and_a_missing_key() -> None:
         ({"model__max_model_len": 129}, "model.max_model_len: 129 is more than the 128 tokens"),
         ({"cache__block_size": 256}, "cache.block_size: 256 is more than the context of 128 tokens"),
         ({"eval__max_output_tokens": 128}, "eval.max_output_tokens: 128 leaves no room for a prompt"),
-        ({"engine__max_num_batched_tokens": 7}, "engine.max_num_batched_tokens: 7 is below 8"),
+        ({"engine__max_num_batched_tokens": 3}, "engine.max_num_batched_tokens: 3 is below 4"),
     ],
 )
 def test_refused_with_the_checkpoint(changes: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError) as error:
         resolved(**changes)
     assert str(error.value).startswith(line)
+
+
+def test_only_the_modules_in_use_set_the_least_budget() -> None:
+    """8 modules in the checkpoint, 4 in use: a budget of 4 is enough."""
+    assert resolved(engine__max_num_batched_tokens=4).engine.max_num_batched_tokens == 4
+
+
+def test_an_unknown_fault_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"spec\.faults: unknown fault 'skipped_refill'; did you mean 'skipped_reprefill'"
+    ):
+        RunConfig.from_dict(values(spec__faults=["skipped_refill"]))
+
+
+@pytest.mark.parametrize(
+    ("packaged", "is_sweep", "method", "expected"),
+    [(True, False, "mtp", 16), (False, False, "mtp", 0), (True, True, "mtp", 0), (True, False, "none", 0)],
+)
+def test_a_plain_baseline_runs_beside_the_packaged_model(
+    packaged: bool, is_sweep: bool, method: str, expected: int
+) -> None:
+    facts = dataclasses.replace(FACTS, packaged=packaged)
+    drafts = 4 if method == "mtp" else None
+    config = resolved(
+        facts,
+        is_sweep=is_sweep,
+        spec__method=method,
+        spec__num_speculative_tokens=drafts,
+        report__plain_baseline_requests=None,
+    )
+    assert config.report.plain_baseline_requests == expected
 
 
 def test_drafts_need_modules() -> None:

@@ -7,6 +7,7 @@ verification, no proposer. So it is plain decoding, and a second opinion on all 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -51,17 +52,18 @@ class ReplayedRequest:
     margin_np: np.ndarray
     #: Largest logit difference between single rows and verify rows.
     max_logit_difference: float
+    #: Whether every logit was a number. Where one was not, the argmax says nothing.
+    is_finite: bool
 
 
 def _batches(engine: LLMEngine, results: list[GenerateResult]) -> Iterator[list[GenerateResult]]:
     """Batches whose requests can hold their caches at the same time."""
     batch: list[GenerateResult] = []
     blocks = 0
-    capacity = min(
-        count - 1
-        for spec, count in zip(engine.memory.specs, engine.memory.num_blocks, strict=True)
-        if spec.window is None and spec.owner == "target"
-    )
+    sizes = zip(engine.memory.specs, engine.memory.num_blocks, strict=True)
+    full_attention = [count - 1 for spec, count in sizes if spec.window is None and spec.owner == "target"]
+    # Windowed pools hold what max_num_seqs requests need, whatever their length.
+    capacity = min(full_attention, default=sys.maxsize)
     for result in results:
         num_tokens = len(result.prompt_token_ids) + len(result.output_token_ids)
         needed = -(-num_tokens // engine.config.block_size)
@@ -169,9 +171,11 @@ class _SingleRows:
         self.emitted = emitted
         self.argmax_np = np.zeros(len(emitted), dtype=np.int64)
         self.margin_np = np.zeros(len(emitted))
+        self.is_finite = True
         self.top: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def add(self, first_output: int, logits: torch.Tensor) -> None:
+        self.is_finite &= bool(logits.isfinite().all())
         top = logits.topk(min(_NUM_COMPARED_IDS, logits.shape[-1]), dim=-1)
         for row, output_index in enumerate(range(first_output, first_output + len(logits))):
             emitted = logits[row, self.emitted[output_index]]
@@ -184,7 +188,7 @@ class _SingleRows:
         return float((logits.gather(1, torch.stack(indices)) - torch.stack(values)).abs().max())
 
     def finish(self, max_logit_difference: float) -> ReplayedRequest:
-        return ReplayedRequest(self.argmax_np, self.margin_np, max_logit_difference)
+        return ReplayedRequest(self.argmax_np, self.margin_np, max_logit_difference, self.is_finite)
 
 
 def _judge(results: list[GenerateResult], replayed: list[ReplayedRequest]) -> OutputCheck:
@@ -194,6 +198,9 @@ def _judge(results: list[GenerateResult], replayed: list[ReplayedRequest]) -> Ou
     largest_margin = None
     for result, plain in zip(results, replayed, strict=True):
         wrong = np.flatnonzero(plain.argmax_np != np.asarray(result.output_token_ids))
+        if not plain.is_finite:
+            num_mismatches += 1
+            continue
         if len(wrong) == 0:
             num_identical += 1
             continue
@@ -214,6 +221,7 @@ def _judge(results: list[GenerateResult], replayed: list[ReplayedRequest]) -> Ou
         max_logit_difference=max_difference,
         largest_margin=largest_margin,
         differences=differences[:_NUM_DIFFERENCES_KEPT],
+        reason=None if all(plain.is_finite for plain in replayed) else "logits that are not finite",
     )
 
 

@@ -142,7 +142,8 @@ def _shots(config: EvalConfig, test: ProblemSet) -> tuple[Problem, ...]:
     training = _training_problems(config, test)
     if len(training.problems) < config.num_fewshot:
         raise UserError(
-            f"eval.num_fewshot: {config.num_fewshot} shots asked for, the training rows are {len(training.problems)}"
+            f"eval.num_fewshot: {config.num_fewshot} shots asked for, the training rows are {len(training.problems)}; "
+            "ask for fewer"
         )
     shots = training.problems[: config.num_fewshot]
     asked = {problem.question for problem in test.problems}

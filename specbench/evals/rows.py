@@ -59,13 +59,13 @@ def read_rows(path: str | Path, key: str) -> RowFile:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
-        raise UserError(f"{key}: {path} does not exist") from error
+        raise UserError(f"{key}: {path} does not exist; give a file of JSON lines") from error
     except OSError as error:
         raise UserError(f"{key}: can't read {path}: {error.strerror}: give a file of JSON lines") from error
     lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     rows = tuple(_read_row(line, f"{path} line {number}") for number, line in enumerate(lines, start=1) if line.strip())
     if not rows:
-        raise UserError(f"{key}: {path} holds no rows")
+        raise UserError(f"{key}: {path} holds no rows; give a file with one JSON object a line")
     return RowFile(path, hashlib.sha256(content).hexdigest(), rows)
 
 
@@ -73,9 +73,9 @@ def _read_row(line: bytes, where: str) -> Row:
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise UserError(f"{where}: not UTF-8 text") from error
+        raise UserError(f"{where}: not UTF-8 text; save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: not JSON: {error}") from error
+        raise UserError(f"{where}: not JSON ({error}); correct or remove the line") from error
     if not isinstance(value, dict):
         raise UserError(f"{where}: not a JSON object: each line is one row, such as {{...}}")
     return Row(where, value)

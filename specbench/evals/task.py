@@ -96,7 +96,7 @@ def score_result(task: Task, result: GenerateResult) -> SampleRecord:
         turn=record.turn,
         repeat=record.repeat,
         prompt=result.prompt_text,
-        prompt_token_ids=result.prompt_token_ids if result.prompt_text is None else None,
+        prompt_token_ids=result.prompt_token_ids,
         output_text=result.output_text,
         reasoning_text=result.reasoning_text,
         output_token_ids=result.output_token_ids,

@@ -40,7 +40,8 @@ def _pooled(acceptance: dict) -> str:
     ]
     note = (
         "Acceptance rate = accepted / draft tokens; acceptance length = 1 + accepted / drafts, with the bonus token; "
-        "a step with nothing drafted is not a draft."
+        "a step with nothing drafted is not a draft. Counts are as verified: a draft accepted behind a stop counts, "
+        "though its token is discarded."
     )
     return "\n\n".join([markdown_table(("Metric", "Value"), rows), note, _autocorrelation(acceptance)])
 

@@ -27,7 +27,7 @@ def compute_metrics(run: RunRecord, log: EventLog) -> dict:
         "requests": _request_counts(log.requests),
         "acceptance": acceptance,
         "latency": latency_metrics(columns),
-        "throughput": throughput_metrics(columns, run.config["parallel"]["tensor_parallel_size"]),
+        "throughput": _throughput(run, columns),
         "cache": _cache(run),
         "eval": accuracy_metrics(run.data.name, run.config["eval"]["scorer"], columns.requests, log.samples),
         "checks": {"identities": identity_checks(columns, acceptance), "output": _output_check(run)},
@@ -54,6 +54,12 @@ def _num_speculative_tokens(run: RunRecord, columns: StepColumns) -> int | None:
         return None
     configured = spec["num_speculative_tokens"]
     return max(most_drafted, run.model.num_modules if configured is None else configured)
+
+
+def _throughput(run: RunRecord, columns: StepColumns) -> dict:
+    """Not measured for a resumed run: between its segments nothing ran."""
+    metrics = throughput_metrics(columns, run.config["parallel"]["tensor_parallel_size"])
+    return metrics if run.num_segments == 1 else dict.fromkeys(metrics)
 
 
 def _request_counts(requests: list[RequestRecord]) -> dict[str, int]:

@@ -48,6 +48,16 @@ def test_one_wrong_token_is_a_mismatch_where_it_stands(folder: Path, at: int):
     assert first["margin"] > 0 and first["emitted"] == wrong[at]
 
 
+def test_logits_that_are_no_numbers_are_no_agreement(folder: Path):
+    """An argmax over NaN is the same for target, drafts and replay."""
+    engine = make_engine(folder, 4)
+    results = list(run(engine, [token_request("r", [5, 6, 7], 10)]).values())
+    compute_logits = engine.model.compute_logits
+    engine.model.compute_logits = lambda hidden: compute_logits(hidden) * float("nan")
+    check = check_output(engine, results, limit=8)
+    assert (check.status, check.reason) == ("mismatch", "logits that are not finite")
+
+
 def test_nothing_to_check_is_said(folder: Path):
     engine = make_engine(folder, 2)
     assert check_output(engine, [], limit=32).status == "not_checked"

@@ -79,7 +79,7 @@ def test_the_answer_is_scored_by_all_and_reasoning_by_none(task: Task, sampling:
     assert set(sample.extracted) == set(sample.score) == set(SCORERS)
     assert (sample.extracted["robust"], sample.score["robust"]) == ("11", 1.0)
     assert (sample.extracted["official"], sample.score["official"]) == (None, 0.0)
-    assert (sample.reference, sample.prompt, sample.prompt_token_ids) == ("11", "the prompt", None)
+    assert (sample.reference, sample.prompt, sample.prompt_token_ids) == ("11", "the prompt", [1, 2])
     assert sample.reasoning_text == "thinking: 99"
     assert not sample.is_truncated
     cut = score_result(task, answer(request, "", finish_reason="length"))

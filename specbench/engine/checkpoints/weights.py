@@ -11,6 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.errors import UserError
 
 
 class WeightReader:
@@ -40,7 +41,11 @@ class WeightReader:
         return fused
 
     def _read_into(self, name: str, destination: Tensor | None, dtype: torch.dtype) -> Tensor:
-        stored = self._handle(self._tensors[name].file).get_tensor(name)
+        file = self._tensors[name].file
+        stored = self._handle(file).get_tensor(name)
+        if not stored.isfinite().all():
+            # An argmax over NaN is the same everywhere: target, drafts and replay would agree on nonsense.
+            raise UserError(f"{file}: tensor {name}: holds values that are not finite; fetch or export the file again")
         self.num_bytes += stored.numel() * dtype.itemsize
         if destination is None:
             destination = torch.empty(stored.shape, dtype=dtype, device=self.device)

@@ -30,6 +30,7 @@ class ModelFamily:
 
     parse_config: Callable[[Checkpoint], InklingConfig]
     expected_tensors: Callable[[InklingConfig, int], ExpectedTensors]
+    target_cache_groups: Callable[[InklingConfig, int], tuple[CacheGroupSpec, ...]]
     module_cache_groups: Callable[[InklingConfig, int, int, Sequence[str]], tuple[CacheGroupSpec, ...]]
     #: Module with `load_model` and `load_modules`; it imports torch.
     implementation: str
@@ -39,6 +40,7 @@ FAMILIES = {
     inkling_config.ARCHITECTURE: ModelFamily(
         inkling_config.parse_config,
         inkling_config.expected_tensors,
+        inkling_caches.target_cache_groups,
         inkling_caches.module_cache_groups,
         "specbench.engine.models.inkling",
     ),
@@ -90,6 +92,12 @@ def build_modules(
     implementation = importlib.import_module(FAMILIES[config.architecture].implementation)
     modules: MTPModules = implementation.load_modules(checkpoint, target, num_modules, faults)
     return modules
+
+
+def target_cache_groups(checkpoint: Checkpoint, dtype: str) -> tuple[CacheGroupSpec, ...]:
+    """What `build_model` would register, before anything is loaded."""
+    config = load_model_config(checkpoint)
+    return FAMILIES[config.architecture].target_cache_groups(config, _ELEMENT_SIZES[dtype])
 
 
 def module_cache_groups(

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.weights import WeightReader
-from specbench.engine.models.registry import check_checkpoint, load_model_config
+from specbench.engine.models.registry import build_model, check_checkpoint, load_model_config
 from specbench.errors import UserError
 from tests.engine.tiny_inkling import build_tiny_inkling
 
@@ -99,6 +99,16 @@ def test_truncated_header(folder: Path, num_bytes: int) -> None:
 def test_a_header_that_is_none(folder: Path, header: bytes) -> None:
     (folder / "mtp.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
     assert "mtp.safetensors: its header is not a safetensors header" in problem_of(folder)
+
+
+def test_a_weight_that_is_not_finite(folder: Path) -> None:
+    def spoil(tensors: dict) -> None:
+        tensors["model.llm.norm.weight"][3] = float("nan")
+
+    change_tensors(folder, "model.safetensors", spoil)
+    checkpoint = Checkpoint.open(folder)
+    with pytest.raises(UserError, match=r"model\.safetensors: tensor model\.llm\.norm\.weight: .* not finite"):
+        build_model(checkpoint, load_model_config(checkpoint), torch.float32, torch.device("cpu"))
 
 
 def test_missing_tensor(folder: Path) -> None:
