@@ -108,7 +108,9 @@ class InputBatch:
     @classmethod
     def gather(cls, output: SchedulerOutput, state: RequestState, k: int) -> InputBatch:
         indices = step_indices(tuple(output.rows), tuple(output.num_tokens), tuple(output.modes), k, state.device)
-        return cls(indices, state.counts[:, indices.rows], state.block_tables[:, indices.rows])
+        return cls(
+            indices, state.counts.index_select(1, indices.rows), state.block_tables.index_select(1, indices.rows)
+        )
 
     def token_ids(self, state: RequestState, positions: torch.Tensor) -> torch.Tensor:
         """Input ids of every row, [num_tokens]: committed tokens, then drafts. A missing draft (-1) reads as id 0."""

@@ -87,4 +87,4 @@ class RequestState:
         written its k drafts there. counts: [2, num_requests], committed and computed tokens from now on.
         """
         self.token_pool[rows[:, None], old_num_tokens[:, None] + self.columns] = token_ids
-        self.counts[:, rows] = counts
+        self.counts.index_copy_(1, rows, counts)
