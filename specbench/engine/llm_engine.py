@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -328,8 +329,27 @@ def _verify_step(
 
 
 def _request_record(request: Request) -> RequestRecord:
-    source = request.source
     assert request.finish_reason is not None
+    return replace(
+        _unrun_record(request.source, request.num_prompt_tokens, request.arrival_s, request.finish_reason, error=None),
+        num_output_tokens=request.num_output_tokens,
+        first_scheduled_s=request.first_scheduled_s,
+        first_token_s=request.first_token_s,
+        last_token_s=request.last_token_s,
+        num_preemptions=request.num_preemptions,
+    )
+
+
+def _failed(source: GenerateRequest, arrival_s: float, error: str) -> GenerateResult:
+    """The result of a request that could not be queued."""
+    token_ids = list(source.prompt_token_ids or ())
+    return GenerateResult(_unrun_record(source, len(token_ids), arrival_s, "error", error), [], token_ids, [], "")
+
+
+def _unrun_record(
+    source: GenerateRequest, num_prompt_tokens: int, arrival_s: float, finish_reason: str, error: str | None
+) -> RequestRecord:
+    """What is known of a request before it runs."""
     return RequestRecord(
         request_id=source.request_id,
         sample_id=source.sample_id,
@@ -337,32 +357,10 @@ def _request_record(request: Request) -> RequestRecord:
         repeat=source.repeat,
         is_warmup=source.is_warmup,
         category=source.category,
-        num_prompt_tokens=request.num_prompt_tokens,
-        num_cached_prompt_tokens=0,
-        num_output_tokens=request.num_output_tokens,
-        finish_reason=request.finish_reason,
-        arrival_s=request.arrival_s,
-        first_scheduled_s=request.first_scheduled_s,
-        first_token_s=request.first_token_s,
-        last_token_s=request.last_token_s,
-        num_preemptions=request.num_preemptions,
-        error=None,
-    )
-
-
-def _failed(source: GenerateRequest, arrival_s: float, error: str) -> GenerateResult:
-    """The result of a request that could not be queued."""
-    record = RequestRecord(
-        request_id=source.request_id,
-        sample_id=source.sample_id,
-        turn=source.turn,
-        repeat=source.repeat,
-        is_warmup=source.is_warmup,
-        category=source.category,
-        num_prompt_tokens=len(source.prompt_token_ids or ()),
+        num_prompt_tokens=num_prompt_tokens,
         num_cached_prompt_tokens=0,
         num_output_tokens=0,
-        finish_reason="error",
+        finish_reason=finish_reason,
         arrival_s=arrival_s,
         first_scheduled_s=None,
         first_token_s=None,
@@ -370,4 +368,3 @@ def _failed(source: GenerateRequest, arrival_s: float, error: str) -> GenerateRe
         num_preemptions=0,
         error=error,
     )
-    return GenerateResult(record, [], list(source.prompt_token_ids or ()), [], "")

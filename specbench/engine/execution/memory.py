@@ -31,19 +31,6 @@ class MemoryPlan:
             if spec.owner == owner
         )
 
-    def kv_bytes_per_token(self, owner: str) -> int:
-        """Bytes that one more token of a long sequence takes: windows do not grow."""
-        return sum(spec.bytes_per_token for spec in self.specs if spec.owner == owner and spec.window is None)
-
-    def describe(self) -> dict[str, int]:
-        return {
-            "target_cache_bytes": self.cache_bytes("target"),
-            "draft_cache_bytes": self.cache_bytes("draft"),
-            "target_kv_bytes_per_token": self.kv_bytes_per_token("target"),
-            "draft_kv_bytes_per_token": self.kv_bytes_per_token("draft"),
-            "proposer_fixed_bytes": self.fixed_bytes,
-        }
-
 
 def plan_memory(config: EngineConfig, specs: tuple[CacheGroupSpec, ...], fixed_bytes: int) -> MemoryPlan:
     """Full-attention groups get config.num_blocks, or what max_num_seqs requests of max_model_len tokens need, as far

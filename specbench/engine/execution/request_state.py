@@ -33,7 +33,6 @@ class RequestState:
         self.token_pool = torch.zeros(max_num_seqs, self.spill_column + k + 1, dtype=torch.int64, device=device)
         # [2, max_num_seqs] int64: committed tokens, and those of them whose caches are written
         self.counts = torch.zeros(2, max_num_seqs, dtype=torch.int64, device=device)
-        self.num_tokens, self.num_computed = self.counts.unbind(0)
         # [k + 1] int64: 0 .. k
         self.columns = torch.arange(k + 1, device=device)
         # [max_num_seqs] each: sampling parameters
@@ -62,8 +61,8 @@ class RequestState:
         # Drafts of an earlier occupant must not be taken for this request's.
         self.token_pool[row, num_tokens:] = -1
         self.block_tables[:, row] = 0
-        self.num_tokens[row] = num_tokens
-        self.num_computed[row] = request.num_computed_tokens
+        self.counts[0, row] = num_tokens
+        self.counts[1, row] = request.num_computed_tokens
         self.key[row] = request.key
         self.temperature[row] = request.temperature
         self.top_k[row] = request.top_k
