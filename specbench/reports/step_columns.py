@@ -35,6 +35,11 @@ class StepColumns:
     num_discarded: np.ndarray
     is_trimmed: np.ndarray
     end_s: np.ndarray
+    engine_step: np.ndarray
+    #: Index in the request's output of the row's first emitted token.
+    output_index: np.ndarray
+    #: Requests in the engine step.
+    batch_size: np.ndarray
     #: num_accepted of the same request's previous row, or NO_PREVIOUS, or NOTHING_DRAFTED.
     previous: np.ndarray
     #: Rows whose request is not in the log at all.
@@ -77,6 +82,9 @@ def step_columns(requests: Sequence[RequestRecord], steps: Sequence[VerifyStep])
         num_discarded=_column(steps, "num_discarded")[rows],
         is_trimmed=_column(steps, "is_trimmed")[rows].astype(bool),
         end_s=_column(steps, "end_s", np.float64)[rows],
+        engine_step=_column(steps, "engine_step")[rows],
+        output_index=_column(steps, "output_index")[rows],
+        batch_size=_column(steps, "batch_size")[rows],
         previous=_previous(request, step, drafted, accepted),
         num_orphan_rows=sum(one.request_id not in index_of_all for one in steps),
     )
