@@ -81,6 +81,7 @@ def test_documented_keys_of_run_json_are_the_run_records():
 
 def test_documented_keys_of_metrics_json_are_those_computed():
     from specbench.reports.acceptance import acceptance_metrics
+    from specbench.reports.conditions import condition_tables
     from specbench.reports.latency import latency_metrics, throughput_metrics
     from specbench.reports.step_columns import step_columns
 
@@ -89,8 +90,9 @@ def test_documented_keys_of_metrics_json_are_those_computed():
     assert re.findall(r"\w+_ms", rows["latency"]) == list(latency_metrics(columns))
     assert rows["throughput"] == ", ".join(throughput_metrics(columns, 1))
     acceptance = DOCS.split("Acceptance:\n")[1]
-    assert re.findall(r"^\| (\w+) \| ", acceptance, re.MULTILINE)[1:] == list(acceptance_metrics(columns, 1))
-    assert set(acceptance_metrics(columns, None)) == set(acceptance_metrics(columns, 1))
+    computed = acceptance_metrics(columns, 1) | condition_tables(columns, 1)
+    assert re.findall(r"^\| (\w+) \| ", acceptance, re.MULTILINE)[1:] == list(computed)
+    assert set(acceptance_metrics(columns, None) | condition_tables(columns, None)) == set(computed)
 
 
 def test_documented_schema_version():

@@ -133,6 +133,7 @@ def pooled(counts: AcceptanceCounts) -> dict:
         "acceptance_rate": counts.acceptance_rate,
         "acceptance_length": counts.acceptance_length,
         "accepted_at_position": counts.accepted_at_position,
+        "reached_position": counts.reached_position,
         "per_position": counts.per_position,
         "per_position_conditional": counts.per_position_conditional,
     }
@@ -194,14 +195,7 @@ def _by_previous(columns: StepColumns, num_speculative_tokens: int) -> list[dict
         num_speculative_tokens,
     )
     return [
-        {
-            "previous": None if index == 0 else index + NO_PREVIOUS,
-            "drafts": bucket.drafts,
-            "acceptance_length": bucket.acceptance_length,
-            "accepted_at_position": bucket.accepted_at_position,
-            "per_position": bucket.per_position,
-            "per_position_conditional": bucket.per_position_conditional,
-        }
+        {"previous": None if index == 0 else index + NO_PREVIOUS, **pooled(bucket)}
         for index, bucket in enumerate(counts)
     ]
 
@@ -231,6 +225,7 @@ def _not_measured() -> dict:
     )
     lists = (
         "accepted_at_position",
+        "reached_position",
         "per_position",
         "per_position_conditional",
         "accepted_histogram",

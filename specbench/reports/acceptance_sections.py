@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from specbench.reports.acceptance import ratio
 from specbench.reports.markdown_table import markdown_table
-from specbench.reports.number_format import count, decimal, percent, percent_of, slash_joined
+from specbench.reports.number_format import NOT_MEASURED, count, decimal, percent, percent_of, slash_joined
 
 TITLES = (
     "Acceptance",
@@ -16,6 +16,10 @@ TITLES = (
     "Accepted drafts a step",
     "Acceptance by category",
 )
+
+#: A rate of fewer drafts is marked: a single draft moves it by 5 points or more.
+MIN_DRAFTS_UNMARKED = 20
+SMALL_COUNT_NOTE = f"\\* of fewer than {MIN_DRAFTS_UNMARKED} drafts."
 
 
 def acceptance_sections(acceptance: dict) -> list[str]:
@@ -82,19 +86,35 @@ def _by_previous(acceptance: dict) -> str:
     """The split by what the request's previous step accepted, its totals, then the positions inside each bucket."""
     buckets = previous_rows(acceptance)
     rows = [
-        (label, count(bucket["drafts"]), _position_0(bucket), decimal(bucket["acceptance_length"]))
+        (label, count(bucket["drafts"]), *(marked(one, bucket["drafts"]) for one in _previous_figures(bucket)))
         for label, bucket in buckets
     ]
     header = ("Accepted by the previous step", "Drafts", "Position 0", "Acceptance length")
-    positions = range(acceptance["num_speculative_tokens"])
-    inside = [
-        (label, *(percent(one) for one in bucket["per_position_conditional"]))
-        for label, bucket in buckets
-        if "per_position_conditional" in bucket
-    ]
-    inside_header = ("Given the previous position", *(f"Pos {position}" for position in positions))
     note = '"All with a previous step" takes the drafts whose request\'s previous step drafted too.'
-    return "\n\n".join([markdown_table(header, rows), note, markdown_table(inside_header, inside)])
+    return "\n\n".join([markdown_table(header, rows), note, _heat_map(acceptance, buckets)])
+
+
+def _heat_map(acceptance: dict, buckets: list[tuple[str, dict]]) -> str:
+    """Rate at position i after the previous step accepted j, with the drafts that reached i in parentheses."""
+    header = ("Given the previous position", *(f"Pos {i}" for i in range(acceptance["num_speculative_tokens"])))
+    rows = [(label, *_reached_cells(bucket)) for label, bucket in buckets]
+    note = (
+        "In parentheses: the drafts that reached the position. The row of a chain that never broke should be flat or "
+        "rising; the other rows start where text is hard, and rise. " + SMALL_COUNT_NOTE
+    )
+    return f"{markdown_table(header, rows)}\n\n{note}"
+
+
+def _reached_cells(bucket: dict) -> list[str]:
+    pairs = zip(bucket["per_position_conditional"], bucket["reached_position"], strict=True)
+    return [
+        f"{marked(percent(rate), reached)} ({count(reached)})" if reached else NOT_MEASURED for rate, reached in pairs
+    ]
+
+
+def marked(text: str, drafts: int) -> str:
+    """`text` with a mark where few drafts are behind it."""
+    return f"{text}*" if drafts < MIN_DRAFTS_UNMARKED else text
 
 
 def previous_rows(acceptance: dict) -> list[tuple[str, dict]]:
@@ -120,19 +140,24 @@ def _bucket_label(previous: int, k: int) -> str:
 
 
 def _merged(buckets: list[dict]) -> dict:
-    """Buckets as one, as far as their counts go: what was reached at each position is not among them."""
+    """Buckets as one: counts are added, then divided."""
     drafts = sum(bucket["drafts"] for bucket in buckets)
-    accepted = [sum(position) for position in zip(*(bucket["accepted_at_position"] for bucket in buckets), strict=True)]
+    accepted, reached = (
+        [sum(counts) for counts in zip(*(bucket[name] for bucket in buckets), strict=True)]
+        for name in ("accepted_at_position", "reached_position")
+    )
     mean = ratio(sum(accepted), drafts)
     return {
         "drafts": drafts,
         "acceptance_length": None if mean is None else 1 + mean,
         "accepted_at_position": accepted,
+        "reached_position": reached,
+        "per_position_conditional": [ratio(*pair) for pair in zip(accepted, reached, strict=True)],
     }
 
 
-def _position_0(bucket: dict) -> str:
-    return percent(ratio(bucket["accepted_at_position"][0], bucket["drafts"]))
+def _previous_figures(bucket: dict) -> tuple[str, str]:
+    return percent(ratio(bucket["accepted_at_position"][0], bucket["drafts"])), decimal(bucket["acceptance_length"])
 
 
 def _histogram(acceptance: dict) -> str:
@@ -151,7 +176,7 @@ def _by_category(acceptance: dict) -> str:
             name,
             count(entry["drafts"]),
             percent_of(entry["accepted_tokens"], entry["draft_tokens"]),
-            decimal(entry["acceptance_length"]),
+            marked(decimal(entry["acceptance_length"]), entry["drafts"]),
             slash_joined(entry["per_position"]),
         )
         for name, entry in acceptance["by_category"].items()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from specbench.records import DataIdentity, ModelIdentity, RunRecord
 from specbench.reports.acceptance_sections import acceptance_sections
+from specbench.reports.condition_sections import condition_section
 from specbench.reports.identities import broken_identities
 from specbench.reports.markdown_table import markdown_table
 from specbench.reports.number_format import NOT_MEASURED, count, decimal, percent, percent_of
@@ -49,7 +50,9 @@ def report_markdown(run: RunRecord, metrics: dict) -> str:
     """The report of one run, from run.json and metrics.json."""
     head = f"# {model_title(run.model)}\n\n{_subtitle(run)}"
     own = [_what_ran(run), _verdict(run, metrics), _accuracy(run, metrics), _speed(run, metrics)]
-    return "\n\n".join([head, *own, *acceptance_sections(metrics["acceptance"])]) + "\n"
+    acceptance = metrics["acceptance"]
+    sections = [head, *own, *acceptance_sections(acceptance), condition_section(acceptance)]
+    return "\n\n".join(section for section in sections if section) + "\n"
 
 
 def model_title(model: ModelIdentity) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from specbench.records import SCHEMA_VERSION, RequestRecord, RunRecord
 from specbench.reports.acceptance import acceptance_metrics, ratio
 from specbench.reports.accuracy import accuracy_metrics
+from specbench.reports.conditions import condition_tables
 from specbench.reports.identities import identity_checks
 from specbench.reports.latency import is_completed, latency_metrics, throughput_metrics
 from specbench.reports.markdown import report_markdown
@@ -21,7 +22,8 @@ from specbench.run_directory import EventLog, RunDirectory
 def compute_metrics(run: RunRecord, log: EventLog) -> dict:
     """metrics.json as plain containers. `intervals` is left empty."""
     columns = step_columns(log.requests, log.verify_steps)
-    acceptance = acceptance_metrics(columns, _num_speculative_tokens(run, columns))
+    k = _num_speculative_tokens(run, columns)
+    acceptance = acceptance_metrics(columns, k) | condition_tables(columns, k)
     return {
         "schema_version": SCHEMA_VERSION,
         "requests": _request_counts(log.requests),

@@ -39,6 +39,7 @@ def test_sections_in_order():
         "Acceptance given the previous step",
         "Accepted drafts a step",
         "Acceptance by category",
+        "Acceptance by condition",
     ]
 
 

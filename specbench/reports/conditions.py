@@ -1,0 +1,100 @@
+"""Acceptance against where a step stood: output position, prompt length, cached share of the prompt, batch size.
+
+Belongs here: the buckets, with fixed edges that are the same for every run, and what is counted in each. Does not
+belong here: text (condition_sections.py), whether a trend is a fault (drafting_checks.py).
+
+A bucket in which nothing was drafted is left out. Requests differ in length and kind, so buckets hold different
+requests: each says how many.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from specbench.reports.acceptance import count_by_group, pooled
+from specbench.reports.step_columns import StepColumns
+
+_POWERS = tuple(2.0**power for power in range(24))
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Half-open buckets [edges[i], edges[i + 1]) of one quantity; the last has no upper edge."""
+
+    edges: tuple[float, ...]
+    labels: tuple[str, ...]
+
+    def index(self, values: np.ndarray) -> np.ndarray:
+        """[n] Bucket of each of `values` [n]; -1 below the first edge."""
+        return np.searchsorted(np.array(self.edges), values, side="right") - 1
+
+
+def _of_whole_numbers(edges: tuple[float, ...]) -> Buckets:
+    """[16, 32) holds 16 to 31."""
+    closed = [
+        f"{low:,.0f}" if below == low + 1 else f"{low:,.0f} to {below - 1:,.0f}" for low, below in pairwise(edges)
+    ]
+    return Buckets(edges, (*closed, f"{edges[-1]:,.0f} and more"))
+
+
+#: Powers of two, since lengths and batches of a workload spread over orders of magnitude.
+BUCKETS = {
+    "by_output_position": _of_whole_numbers((0.0, *_POWERS[4:])),
+    "by_prompt_length": _of_whole_numbers((0.0, *_POWERS[6:])),
+    # Nothing cached is a bucket of its own: there the drafter's caches were written by the request itself.
+    "by_cached_fraction": Buckets(
+        (0.0, 1 / _POWERS[-1], 0.25, 0.5, 0.75), ("0%", "under 25%", "25% to 50%", "50% to 75%", "75% and more")
+    ),
+    # Up to a power of two (1, 2, 3 to 4, 5 to 8), as batches are padded.
+    "by_batch_size": _of_whole_numbers((1.0, *(power + 1 for power in _POWERS))),
+}
+
+
+def condition_tables(columns: StepColumns, num_speculative_tokens: int | None) -> dict[str, list[dict]]:
+    """Condition -> its buckets: label, edges, requests, and the pooled figures. Empty when speculation was off."""
+    if num_speculative_tokens is None:
+        return {name: [] for name in BUCKETS}
+    values = _values(columns)
+    return {name: _table(buckets, values[name], columns, num_speculative_tokens) for name, buckets in BUCKETS.items()}
+
+
+def _values(columns: StepColumns) -> dict[str, np.ndarray]:
+    """Condition -> [num_rows] where the row stood."""
+    num_prompt_tokens = np.array([one.num_prompt_tokens for one in columns.requests], np.int64)
+    num_cached = np.array([one.num_cached_prompt_tokens for one in columns.requests], np.int64)
+    cached_fraction = num_cached / np.maximum(num_prompt_tokens, 1)
+    return {
+        "by_output_position": columns.output_index,
+        "by_prompt_length": num_prompt_tokens[columns.request],
+        "by_cached_fraction": cached_fraction[columns.request],
+        "by_batch_size": columns.batch_size,
+    }
+
+
+def _table(buckets: Buckets, values: np.ndarray, columns: StepColumns, num_speculative_tokens: int) -> list[dict]:
+    bucket, num_buckets = buckets.index(values), len(buckets.edges)
+    counts = count_by_group(bucket, num_buckets, columns.num_drafted, columns.num_accepted, num_speculative_tokens)
+    requests = _num_requests(bucket, num_buckets, columns)
+    edges = (*buckets.edges, None)
+    return [
+        {
+            "bucket": buckets.labels[index],
+            "low": edges[index],
+            "below": edges[index + 1],
+            "requests": int(requests[index]),
+            **pooled(count),
+        }
+        for index, count in enumerate(counts)
+        if count.drafts
+    ]
+
+
+def _num_requests(bucket: np.ndarray, num_buckets: int, columns: StepColumns) -> np.ndarray:
+    """[num_buckets] Distinct requests with a draft in each bucket."""
+    is_counted = columns.is_draft & (bucket >= 0)
+    is_present = np.zeros((num_buckets, len(columns.requests)), bool)
+    is_present[bucket[is_counted], columns.request[is_counted]] = True
+    return is_present.sum(axis=1)
