@@ -27,6 +27,7 @@ from specbench.generate import GenerateListener, GenerateRequest, GenerateResult
 from specbench.load import make_load
 from specbench.outcome import Outcome
 from specbench.plan import Plan, fingerprint, prepare
+from specbench.record_columns import EngineStepColumns
 from specbench.records import EngineStep, OutputCheck, RunRecord
 from specbench.redaction import redact
 from specbench.reports.identities import broken_identities
@@ -362,7 +363,8 @@ def _earlier_results(log: EventLog) -> list[GenerateResult]:
             continue
         sample = samples[record.sample_id, record.turn, record.repeat]
         assert sample.prompt_token_ids is not None
-        results.append(GenerateResult(record, [], sample.prompt_token_ids, sample.output_token_ids, sample.output_text))
+        prompt, output = list(sample.prompt_token_ids), list(sample.output_token_ids)
+        results.append(GenerateResult(record, [], prompt, output, sample.output_text))
     return results
 
 
@@ -386,11 +388,11 @@ def _warmup(plan: Plan, count: int, log: EventLog) -> list[GenerateRequest]:
 
 def _last_time(log: EventLog) -> float:
     times = [request.last_token_s for request in log.requests if request.last_token_s is not None]
-    return max([*times, *(step.end_s for step in log.engine_steps)], default=0.0)
+    return max(*times, float(EngineStepColumns.of(log.engine_steps).end_s.max(initial=0.0)), 0.0)
 
 
 def _next_engine_step(log: EventLog) -> int:
-    return 1 + max((step.engine_step for step in log.engine_steps), default=-1)
+    return 1 + int(EngineStepColumns.of(log.engine_steps).engine_step.max(initial=-1))
 
 
 def _resume_notices(before: RunRecord) -> list[str]:

@@ -1,22 +1,29 @@
 """Record types as parquet columns: exactly the fields of records.py, in their order, with the types of docs/records.md.
 
-Belongs here: the column types, records to a table, a table to records. Does not belong here: paths, other files,
-metrics. pyarrow is imported inside the functions, so that the command line starts without it.
+Belongs here: the column types, records to a table, a table to records or columns. Does not belong here: paths, other
+files, metrics. pyarrow is imported inside the functions, so that the command line starts without it.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 from specbench.errors import UserError
+from specbench.record_columns import ENGINE_STEP_NUMBERS, VERIFY_STEP_NUMBERS, EngineStepColumns, VerifyStepColumns
 from specbench.records import EngineStep, RequestRecord, SampleRecord, VerifyStep
 
 if TYPE_CHECKING:
     import pyarrow
+    import pyarrow.parquet
 
-Record = TypeVar("Record", RequestRecord, VerifyStep, EngineStep, SampleRecord)
+Record = TypeVar("Record", RequestRecord, SampleRecord)
 
 #: Record type -> column -> type; a "?" marks a column that may hold nulls.
 COLUMN_TYPES: dict[type, dict[str, str]] = {
@@ -82,7 +89,13 @@ COLUMN_TYPES: dict[type, dict[str, str]] = {
     },
 }
 
+#: Rows of a parquet row group, and of what is written at once.
+ROWS_A_GROUP = 1 << 20
+#: Rows that are read at once where each becomes a record.
+ROWS_A_BATCH = 1024
+
 _MAP_COLUMNS = ("extracted", "score")
+_TOKEN_COLUMNS = ("prompt_token_ids", "output_token_ids")
 
 
 def arrow_schema(record_type: type) -> pyarrow.Schema:
@@ -108,39 +121,127 @@ def arrow_schema(record_type: type) -> pyarrow.Schema:
     )
 
 
-def write_table(path: Path, record_type: type[Record], records: list[Record]) -> None:
-    """Write `records` as one parquet file."""
+def write_table(path: Path, record_type: type, records: Sequence) -> None:
+    """Write `records`, a list or columns, as one parquet file."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = arrow_schema(record_type)
-    columns = [
-        pa.array([_to_arrow(name, getattr(record, name)) for record in records], type=schema.field(name).type)
-        for name in schema.names
-    ]
-    pq.write_table(pa.Table.from_arrays(columns, schema=schema), path)
+    with pq.ParquetWriter(path, schema) as writer:
+        for start in range(0, max(len(records), 1), ROWS_A_GROUP):
+            columns = _arrow_columns(schema, record_type, records, slice(start, start + ROWS_A_GROUP))
+            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
 
 
-def read_table(path: Path, record_type: type[Record]) -> list[Record]:
-    """Read back what `write_table` wrote; other columns or types are a user error."""
+def read_requests(path: Path) -> list[RequestRecord]:
+    """requests.parquet; other columns or types are a user error, here as in the other readers."""
+    return _read_rows(path, RequestRecord)
+
+
+def read_samples(path: Path) -> list[SampleRecord]:
+    """samples.parquet, token ids as array("i")."""
+    return _read_rows(path, SampleRecord)
+
+
+def read_verify_steps(path: Path) -> VerifyStepColumns:
+    """verify_steps.parquet."""
+    with _parquet(path, VerifyStep, dictionary=["request_id"]) as file:
+        request_ids, request = _read_codes(file, "request_id")
+        return VerifyStepColumns(
+            request_ids, request, **{name: _read_numbers(file, name) for name in VERIFY_STEP_NUMBERS}
+        )
+
+
+def read_engine_steps(path: Path) -> EngineStepColumns:
+    """engine_steps.parquet."""
+    with _parquet(path, EngineStep) as file:
+        return EngineStepColumns(**{name: _read_numbers(file, name) for name in ENGINE_STEP_NUMBERS})
+
+
+@contextmanager
+def _parquet(path: Path, record_type: type, dictionary: Sequence[str] = ()) -> Iterator[pyarrow.parquet.ParquetFile]:
+    """The open file, once its columns are known to be those of `record_type`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
+        with pq.ParquetFile(path, read_dictionary=list(dictionary)) as file:
+            if pq.read_schema(path).remove_metadata() != arrow_schema(record_type):
+                raise UserError(
+                    f"{path}: its columns are not those of docs/records.md; was it written by another program?"
+                )
+            yield file
     except (OSError, pa.ArrowInvalid) as error:
         raise UserError(
             f"{path}: cannot be read as parquet ({error}); remove it to read the journal instead"
         ) from error
-    if table.schema.remove_metadata() != arrow_schema(record_type):
-        raise UserError(f"{path}: its columns are not those of docs/records.md; was it written by another program?")
-    columns = [_from_arrow(field.name, table.column(field.name).to_pylist()) for field in fields(record_type)]
-    return [record_type(*row) for row in zip(*columns, strict=True)]
 
 
-def _to_arrow(name: str, value: object) -> object:
-    return list(value.items()) if name in _MAP_COLUMNS and isinstance(value, dict) else value
+def _read_rows(path: Path, record_type: type[Record]) -> list[Record]:
+    """In batches: the texts and token ids of a large run should not be held twice."""
+    records: list[Record] = []
+    with _parquet(path, record_type) as file:
+        for batch in file.iter_batches(batch_size=ROWS_A_BATCH):
+            columns = [_from_arrow(field.name, batch.column(field.name)) for field in fields(record_type)]
+            records.extend(record_type(*row) for row in zip(*columns, strict=True))
+    return records
 
 
-def _from_arrow(name: str, values: list) -> list:
-    return [dict(value) for value in values] if name in _MAP_COLUMNS else values
+def _read_numbers(file: pyarrow.parquet.ParquetFile, name: str) -> np.ndarray:
+    """[num_rows] One column; a null is NaN. A column at a time, so that no second copy of the table is ever held."""
+    values = file.read(columns=[name]).column(name).to_numpy()
+    return values if values.dtype in (np.bool_, np.float64) else values.astype(np.int64)
+
+
+def _read_codes(file: pyarrow.parquet.ParquetFile, name: str) -> tuple[list[str], np.ndarray]:
+    """(distinct texts, [num_rows] index of each row's text among them) of a column of texts."""
+    import pyarrow as pa
+
+    column = file.read(columns=[name]).column(name).unify_dictionaries()
+    if column.num_chunks == 0:
+        return [], np.zeros(0, np.int64)
+    texts = column.chunk(0).dictionary.to_pylist()
+    return texts, pa.chunked_array([chunk.indices for chunk in column.chunks]).to_numpy().astype(np.int64)
+
+
+def _arrow_columns(schema: pyarrow.Schema, record_type: type, records: Sequence, rows: slice) -> list[pyarrow.Array]:
+    """The given rows of `records`, a column for each field of `schema`."""
+    if record_type in (VerifyStep, EngineStep):
+        columns = VerifyStepColumns.of(records) if record_type is VerifyStep else EngineStepColumns.of(records)
+        return [_number_column(columns, field, rows) for field in schema]
+    chosen = records[rows]
+    return [_to_arrow(field, [getattr(record, field.name) for record in chosen]) for field in schema]
+
+
+def _number_column(columns: VerifyStepColumns | EngineStepColumns, field: pyarrow.Field, rows: slice) -> pyarrow.Array:
+    import pyarrow as pa
+
+    if isinstance(columns, VerifyStepColumns) and field.name == "request_id":
+        codes = pa.array(columns.request[rows].astype(np.int32))
+        return pa.DictionaryArray.from_arrays(codes, pa.array(columns.request_ids, pa.string())).cast(field.type)
+    values = getattr(columns, field.name)[rows]
+    return pa.array(values, from_pandas=field.nullable).cast(field.type)
+
+
+def _to_arrow(field: pyarrow.Field, values: list) -> pyarrow.Array:
+    import pyarrow as pa
+
+    if field.name in _MAP_COLUMNS:
+        return pa.array([list(value.items()) for value in values], type=field.type)
+    if field.name not in _TOKEN_COLUMNS:
+        return pa.array(values, type=field.type)
+    lengths = [0 if value is None else len(value) for value in values]
+    ids = np.concatenate(
+        [np.zeros(0, np.int32), *(np.asarray(value, np.int32) for value in values if value is not None)]
+    )
+    is_null = pa.array([value is None for value in values], pa.bool_())
+    offsets = pa.array(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]).astype(np.int32))
+    return pa.ListArray.from_arrays(offsets, pa.array(ids), type=field.type, mask=is_null)
+
+
+def _from_arrow(name: str, column: pyarrow.Array) -> list:
+    if name in _MAP_COLUMNS:
+        return [dict(value) for value in column.to_pylist()]
+    if name in _TOKEN_COLUMNS:
+        return [array("i", ids.values.to_numpy().tobytes()) if ids.is_valid else None for ids in column]
+    return column.to_pylist()

@@ -6,6 +6,7 @@ engine), stored (run_directory.py) or turned into a metric (reports/). This file
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 SCHEMA_VERSION = 1
@@ -87,11 +88,12 @@ class SampleRecord:
     repeat: int
     #: The rendered prompt; None when the sample is given as token ids and there is no tokenizer.
     prompt: str | None
-    prompt_token_ids: list[int] | None
+    prompt_token_ids: Sequence[int] | None
     output_text: str
     #: The reasoning channel, where the chat format has one; "" otherwise. Never scored.
     reasoning_text: str
-    output_token_ids: list[int]
+    #: A list, or an array("i") once it has been on disk: there are tens of millions of ids in a large run.
+    output_token_ids: Sequence[int]
     reference: str | None
     #: Scorer name -> extracted answer; None where nothing could be extracted (an invalid answer).
     extracted: dict[str, str | None]

@@ -14,15 +14,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
+import numpy as np
+
 from specbench.errors import UserError
-from specbench.record_tables import Record, read_table, write_table
+from specbench.record_columns import (
+    ENGINE_STEP_NUMBERS,
+    VERIFY_STEP_NUMBERS,
+    ColumnBatches,
+    EngineStepColumns,
+    VerifyStepColumns,
+)
+from specbench.record_tables import read_engine_steps, read_requests, read_samples, read_verify_steps, write_table
 from specbench.records import (
     SCHEMA_VERSION,
     DataIdentity,
@@ -40,16 +50,21 @@ RUN_FILE = "run.json"
 JOURNAL_FILE = "journal.jsonl"
 METRICS_FILE = "metrics.json"
 REPORT_FILE = "report.md"
+#: Read at once when looking for the end of a journal's last whole line.
+JOURNAL_TAIL_BYTES = 1 << 20
 TABLE_FILES = ("requests.parquet", "verify_steps.parquet", "engine_steps.parquet", "samples.parquet")
 
 
 @dataclass(slots=True)
 class EventLog:
-    """All that a run recorded, in order of finishing. Warm-up requests are here, their samples are not."""
+    """All that a run recorded, in order of finishing. Warm-up requests are here, their samples are not.
+
+    Steps are columns when they come from files; lists of records will do. Compute on `VerifyStepColumns.of(...)`.
+    """
 
     requests: list[RequestRecord] = field(default_factory=list)
-    verify_steps: list[VerifyStep] = field(default_factory=list)
-    engine_steps: list[EngineStep] = field(default_factory=list)
+    verify_steps: Sequence[VerifyStep] = field(default_factory=list)
+    engine_steps: Sequence[EngineStep] = field(default_factory=list)
     samples: list[SampleRecord] = field(default_factory=list)
 
 
@@ -90,7 +105,7 @@ class Journal:
         self.close()
 
     def _append(self, entry: dict) -> None:
-        line = json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
+        line = json.dumps(entry, ensure_ascii=False, separators=(",", ":"), default=list)  # an array of ids
         with _writing(self._path):
             self._file.write(line + "\n")
             self._file.flush()
@@ -136,7 +151,7 @@ class RunDirectory:
     def read_journal(self) -> EventLog:
         """The event log from the journal alone; no journal is an empty log."""
         path = self.path / JOURNAL_FILE
-        return _read_journal(path) if path.exists() else EventLog()
+        return _JournalReader(path).read() if path.exists() else EventLog()
 
     def write_tables(self, log: EventLog) -> None:
         """Write the four parquet tables."""
@@ -148,10 +163,10 @@ class RunDirectory:
     def read_tables(self) -> EventLog:
         """The event log from the four parquet tables."""
         return EventLog(
-            requests=read_table(self.path / "requests.parquet", RequestRecord),
-            verify_steps=read_table(self.path / "verify_steps.parquet", VerifyStep),
-            engine_steps=read_table(self.path / "engine_steps.parquet", EngineStep),
-            samples=read_table(self.path / "samples.parquet", SampleRecord),
+            requests=read_requests(self.path / "requests.parquet"),
+            verify_steps=read_verify_steps(self.path / "verify_steps.parquet"),
+            engine_steps=read_engine_steps(self.path / "engine_steps.parquet"),
+            samples=read_samples(self.path / "samples.parquet"),
         )
 
     def read_event_log(self) -> EventLog:
@@ -173,7 +188,7 @@ class RunDirectory:
     def write_report(self, text: str) -> None:
         self._write_text(REPORT_FILE, text)
 
-    def _write_table(self, name: str, record_type: type[Record], records: list[Record]) -> None:
+    def _write_table(self, name: str, record_type: type, records: Sequence) -> None:
         with _replacing(self.path / name) as partial:
             write_table(partial, record_type, records)
 
@@ -208,54 +223,90 @@ def _dump_json(value: object) -> str:
 def _open_for_append(path: Path) -> TextIO:
     """Open for appending, after cutting off a last line that has no end."""
     if path.exists():
-        content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            os.truncate(path, whole)
+        os.truncate(path, _whole_lines_bytes(path))
     return path.open("a", encoding="utf-8")
 
 
-def _read_journal(path: Path) -> EventLog:
-    """Read every line that has its end; what follows the last end was torn by a kill."""
-    log = EventLog()
-    whole_lines = path.read_bytes().split(b"\n")[:-1]
-    for number, line in enumerate(whole_lines, start=1):
+def _whole_lines_bytes(path: Path) -> int:
+    """Bytes up to the last line's end: what follows it was torn by a kill."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            start = max(0, end - JOURNAL_TAIL_BYTES)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+    return 0
+
+
+class _JournalReader:
+    """Reads every line that has its end, without keeping an object a step."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._requests: list[RequestRecord] = []
+        self._samples: list[SampleRecord] = []
+        self._num_steps: list[int] = []
+        self._verify_steps = ColumnBatches(VERIFY_STEP_NUMBERS)
+        self._engine_steps = ColumnBatches(ENGINE_STEP_NUMBERS)
+
+    def read(self) -> EventLog:
+        """The whole log; a damaged line is a user error that names it."""
+        num_lines = 0
         try:
-            _add_entry(log, json.loads(line))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            with self._path.open("rb") as file:
+                for line in file:
+                    num_lines += 1
+                    if line.endswith(b"\n"):
+                        self._add(json.loads(line))
+            return self._log()
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise UserError(f"{path}:{number}: not a journal line ({reason}); was the file changed?") from error
-    return log
+            raise UserError(
+                f"{self._path}:{num_lines}: not a journal line ({reason}); was the file changed?"
+            ) from error
+
+    def _add(self, entry: dict) -> None:
+        kind = entry.pop("kind")
+        if kind == "engine_step":
+            self._engine_steps.add_row(entry)
+            return
+        if kind != "request":
+            raise ValueError(f"unknown kind {kind!r}")
+        request = RequestRecord(**entry["request"])
+        sample = None if entry["sample"] is None else SampleRecord(**entry["sample"])
+        self._verify_steps.add_piece(entry["verify_steps"])
+        self._requests.append(request)
+        self._num_steps.append(len(entry["verify_steps"]["step"]))
+        if sample is not None and not request.is_warmup:
+            self._samples.append(_packed(sample))
+
+    def _log(self) -> EventLog:
+        request = np.repeat(np.arange(len(self._requests)), self._num_steps)
+        request_ids = [request.request_id for request in self._requests]
+        return EventLog(
+            requests=self._requests,
+            verify_steps=VerifyStepColumns(request_ids, request, **self._verify_steps.arrays()),
+            engine_steps=EngineStepColumns(**self._engine_steps.arrays()),
+            samples=self._samples,
+        )
 
 
-def _add_entry(log: EventLog, entry: dict) -> None:
-    kind = entry.pop("kind")
-    if kind == "engine_step":
-        log.engine_steps.append(EngineStep(**entry))
-        return
-    if kind != "request":
-        raise ValueError(f"unknown kind {kind!r}")
-    request = RequestRecord(**entry["request"])
-    steps = _steps_from_columns(request.request_id, entry["verify_steps"])
-    sample = None if entry["sample"] is None else SampleRecord(**entry["sample"])
-    log.requests.append(request)
-    log.verify_steps.extend(steps)
-    if sample is not None and not request.is_warmup:
-        log.samples.append(sample)
+def _packed(sample: SampleRecord) -> SampleRecord:
+    """The same sample with its token ids in 4 bytes each, as it is read from a table."""
+    prompt = sample.prompt_token_ids
+    return replace(
+        sample,
+        prompt_token_ids=None if prompt is None else array("i", prompt),
+        output_token_ids=array("i", sample.output_token_ids),
+    )
 
 
-def _step_columns() -> list[str]:
-    return [column.name for column in fields(VerifyStep) if column.name != "request_id"]
-
-
-def _steps_to_columns(steps: list[VerifyStep]) -> dict[str, list]:
+def _steps_to_columns(steps: Sequence[VerifyStep]) -> dict[str, list]:
     """Columns rather than rows: names once a line, not once a step."""
-    return {name: [getattr(step, name) for step in steps] for name in _step_columns()}
-
-
-def _steps_from_columns(request_id: str, columns: dict[str, list]) -> list[VerifyStep]:
-    rows = zip(*(columns[name] for name in _step_columns()), strict=True)
-    return [VerifyStep(request_id, *row) for row in rows]
+    return {name: [getattr(step, name) for step in steps] for name in VERIFY_STEP_NUMBERS}
 
 
 def _run_from_json(path: Path) -> RunRecord:

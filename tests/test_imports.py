@@ -14,7 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 #: The floors of the package, the ground first. A module may import its own floor and those below it.
 FLOORS = (
     ("records", "errors", "engine.kernels"),
-    ("generate", "redaction", "record_tables", "outcome", "engine.config", "engine.cache_group"),
+    ("generate", "redaction", "record_columns", "record_tables", "outcome", "engine.config", "engine.cache_group"),
     ("run_directory", "run_config"),
     ("engine", "servers", "evals", "load", "reports", "environment", "model_choice"),
     ("plan",),
@@ -37,7 +37,7 @@ ENGINE_FLOORS = (
 ONLY = {
     "engine": ("engine", "records", "errors", "generate"),
     "evals": ("evals", "records", "errors", "generate", "run_config"),
-    "reports": ("reports", "records", "errors", "run_directory"),
+    "reports": ("reports", "records", "record_columns", "errors", "run_directory"),
     "engine.kernels": ("engine.kernels",),
     "records": (),
     "errors": (),

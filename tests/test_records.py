@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import get_type_hints
@@ -37,8 +38,8 @@ HOLDS = {
     bool: {"bool"},
     str | None: {"str?"},
     float | None: {"float64?"},
-    list[int]: {"list[int32]"},
-    list[int] | None: {"list[int32]?"},
+    Sequence[int]: {"list[int32]"},
+    Sequence[int] | None: {"list[int32]?"},
     dict[str, str | None]: {"map[str, str?]"},
     dict[str, float | None]: {"map[str, float64?]"},
 }

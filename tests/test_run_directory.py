@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from array import array
 from dataclasses import replace
 
 import pandas as pd
@@ -54,14 +55,19 @@ SAMPLE = SampleRecord(
     None,
     "ä # 4\n",
     "",
-    [1, 2],
+    array("i", [1, 2]),
     "4",
     {"official": "4", "boxed": None},
     {"official": 1.0, "boxed": None},
     False,
 )
-BARE_SAMPLE = SampleRecord("s1", 1, 2, None, [3, 4], "", "hm", [], None, {}, {}, True, "math")
+BARE_SAMPLE = SampleRecord("s1", 1, 2, None, array("i", [3, 4]), "", "hm", array("i"), None, {}, {}, True, "math")
 LOG = EventLog([REQUEST, FAILED], STEPS, [ENGINE_STEP], [SAMPLE, BARE_SAMPLE])
+
+
+def rows(log):
+    """The log with its columns as lists of records."""
+    return EventLog(log.requests, list(log.verify_steps), list(log.engine_steps), log.samples)
 
 
 @pytest.fixture
@@ -80,13 +86,13 @@ def write_journal(directory):
 
 def test_journal_round_trip(directory):
     write_journal(directory)
-    assert directory.read_event_log() == LOG
+    assert rows(directory.read_event_log()) == LOG
 
 
 def test_parquet_round_trip(directory):
     write_journal(directory)
-    assert directory.finalise() == LOG
-    assert directory.read_tables() == LOG
+    assert rows(directory.finalise()) == LOG
+    assert rows(directory.read_tables()) == LOG
 
 
 def test_samples_of_warmup_are_left_out(directory):
@@ -108,10 +114,10 @@ def test_a_torn_last_line_is_left_out_and_cut_off_before_appending(directory, cu
     write_journal(directory)
     path = directory.path / "journal.jsonl"
     path.write_bytes(path.read_bytes()[:-cut])
-    assert directory.read_journal() == EventLog([REQUEST], STEPS, [ENGINE_STEP], [SAMPLE])
+    assert rows(directory.read_journal()) == EventLog([REQUEST], STEPS, [ENGINE_STEP], [SAMPLE])
     with directory.open_journal() as journal:
         journal.append_request(FAILED, [], BARE_SAMPLE)
-    assert directory.read_journal() == LOG
+    assert rows(directory.read_journal()) == LOG
 
 
 @pytest.mark.parametrize(
@@ -133,11 +139,11 @@ def test_tables_of_a_resumed_run_are_not_believed(directory):
         journal.append_request(WARMUP, [], None)
     assert WARMUP in directory.read_event_log().requests
     directory.write_run(replace(RUN, status="finished"))
-    assert directory.read_event_log() == LOG
+    assert rows(directory.read_event_log()) == LOG
 
 
 def test_empty_run_has_empty_tables(directory):
-    assert directory.finalise() == EventLog() == directory.read_tables()
+    assert rows(directory.finalise()) == EventLog() == rows(directory.read_tables())
 
 
 def test_pandas_reads_scores_and_missing_values(directory):

@@ -31,6 +31,25 @@ def distribution(values: np.ndarray) -> dict:
     return {"n": len(values), "mean": float(values.mean()), "p50": float(p50), "p90": float(p90), "p99": float(p99)}
 
 
+def distribution_of_repeated(values: np.ndarray, counts: np.ndarray) -> dict:
+    """`distribution` of values [n] that stand counts [n] times each, without writing them out."""
+    order = np.argsort(values)
+    values, places = values[order], np.cumsum(counts[order])
+    total = int(places[-1]) if len(places) else 0
+    if total == 0:
+        return distribution(values[:0])
+    mean = float((values * counts[order]).sum() / total)
+    quantiles = {f"p{percent}": _repeated_quantile(values, places, percent / 100) for percent in (50, 90, 99)}
+    return {"n": total, "mean": mean, **quantiles}
+
+
+def _repeated_quantile(values: np.ndarray, places: np.ndarray, share: float) -> float:
+    """Between the values at the places around share * (n - 1); places [n] counts those up to each value."""
+    place = share * (int(places[-1]) - 1)
+    low, high = values[np.searchsorted(places, [int(place), min(int(place) + 1, int(places[-1]) - 1)], side="right")]
+    return float(low + (high - low) * (place - int(place)))
+
+
 def latency_metrics(columns: StepColumns) -> dict:
     """The `latency` block of metrics.json."""
     completed = [request for request in columns.requests if is_completed(request)]
@@ -39,7 +58,7 @@ def latency_metrics(columns: StepColumns) -> dict:
         "ttft_ms": distribution(1000 * time_to_first_token(completed)),
         "tpot_ms": distribution(1000 * time_per_output_token(completed)),
         "itl_step_ms": distribution(1000 * gap_s),
-        "itl_token_ms": distribution(1000 * np.repeat(gap_s / np.maximum(num_tokens, 1), num_tokens)),
+        "itl_token_ms": distribution_of_repeated(1000 * gap_s / np.maximum(num_tokens, 1), num_tokens),
         "e2el_ms": distribution(1000 * end_to_end(completed)),
     }
 

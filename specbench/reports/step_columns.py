@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 
 import numpy as np
 
+from specbench.record_columns import VerifyStepColumns
 from specbench.records import RequestRecord, VerifyStep
 
 #: `previous` of a request's first row.
 NO_PREVIOUS = -2
 #: `previous` of a row that follows a row with nothing drafted.
 NOTHING_DRAFTED = -1
+#: Instead of an index into the measured requests.
+WARM_UP, UNKNOWN = -1, -2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,36 +64,51 @@ def measured(requests: Sequence[RequestRecord]) -> list[RequestRecord]:
 
 
 def step_columns(requests: Sequence[RequestRecord], steps: Sequence[VerifyStep]) -> StepColumns:
-    """Columns of the measured rows among `steps`."""
-    kept = measured(requests)
-    index_of = {request.request_id: index for index, request in enumerate(kept)}
-    index_of_all = {request.request_id: -1 for request in requests} | index_of
-    request = np.fromiter((index_of_all.get(step.request_id, -2) for step in steps), np.int64, len(steps))
-    step = _column(steps, "step")
-    rows = np.lexsort((step, request))
-    rows = rows[request[rows] >= 0]
-    request, step = request[rows], step[rows]
-    drafted, accepted = _column(steps, "num_drafted")[rows], _column(steps, "num_accepted")[rows]
+    """Columns of the measured rows among `steps`. Arrays are shared with `steps` where those are columns in order."""
+    recorded, kept = VerifyStepColumns.of(steps), measured(requests)
+    request = _request_index(requests, recorded)
+    num_orphan_rows = int((request == UNKNOWN).sum())
+    rows = _rows_in_order(request, recorded.step)
+    request, step = request[rows], recorded.step[rows]
+    drafted, accepted = recorded.num_drafted[rows], recorded.num_accepted[rows]
     return StepColumns(
         requests=kept,
         request=request,
         step=step,
         num_drafted=drafted,
         num_accepted=accepted,
-        num_emitted=_column(steps, "num_emitted")[rows],
-        num_discarded=_column(steps, "num_discarded")[rows],
-        is_trimmed=_column(steps, "is_trimmed")[rows].astype(bool),
-        end_s=_column(steps, "end_s", np.float64)[rows],
-        engine_step=_column(steps, "engine_step")[rows],
-        output_index=_column(steps, "output_index")[rows],
-        batch_size=_column(steps, "batch_size")[rows],
+        num_emitted=recorded.num_emitted[rows],
+        num_discarded=recorded.num_discarded[rows],
+        is_trimmed=recorded.is_trimmed[rows],
+        end_s=recorded.end_s[rows],
+        engine_step=recorded.engine_step[rows],
+        output_index=recorded.output_index[rows],
+        batch_size=recorded.batch_size[rows],
         previous=_previous(request, step, drafted, accepted),
-        num_orphan_rows=sum(one.request_id not in index_of_all for one in steps),
+        num_orphan_rows=num_orphan_rows,
     )
 
 
-def _column(steps: Sequence[VerifyStep], name: str, dtype: type = np.int64) -> np.ndarray:
-    return np.fromiter(map(attrgetter(name), steps), dtype, len(steps))
+def _request_index(requests: Sequence[RequestRecord], recorded: VerifyStepColumns) -> np.ndarray:
+    """[num_rows] Index among the measured requests, WARM_UP, or UNKNOWN for a request that is not in the log."""
+    index_of = {request.request_id: WARM_UP for request in requests}
+    index_of |= {request.request_id: index for index, request in enumerate(measured(requests))}
+    indices = np.array([index_of.get(name, UNKNOWN) for name in recorded.request_ids], np.int64)
+    return indices[recorded.request]
+
+
+def _rows_in_order(request: np.ndarray, step: np.ndarray) -> slice | np.ndarray:
+    """The measured rows by (request, step). A slice where they lie so already, as those of one segment do."""
+    is_measured = request >= 0
+    start = int(is_measured.argmax()) if is_measured.any() else len(request)
+    later, earlier = slice(start + 1, None), slice(start, -1)
+    is_in_order = (request[later] > request[earlier]) | (
+        (request[later] == request[earlier]) & (step[later] >= step[earlier])
+    )
+    if is_measured[start:].all() and is_in_order.all():
+        return slice(start, None)
+    rows = np.lexsort((step, request))
+    return rows[request[rows] >= 0]
 
 
 def _previous(request: np.ndarray, step: np.ndarray, drafted: np.ndarray, accepted: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from specbench.reports.latency import distribution, latency_metrics, throughput_metrics
+from specbench.reports.latency import distribution, distribution_of_repeated, latency_metrics, throughput_metrics
 from specbench.reports.metrics import compute_metrics
 from specbench.reports.step_columns import step_columns
 from specbench.run_directory import EventLog
@@ -84,3 +84,13 @@ def test_nothing_measured_is_null():
     assert set(metrics["throughput"].values()) == {None}
     assert metrics["cache"] == {"query_tokens": None, "hit_tokens": None, "hit_rate": None}
     assert metrics["eval"]["accuracy"] is metrics["eval"]["total"] is None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_distribution_of_repeated_values_is_that_of_the_values_written_out(seed):
+    rng = np.random.default_rng(seed)
+    values, counts = rng.integers(0, 9, 12) / 7, rng.integers(0, 4, 12)
+    expected = distribution(np.repeat(values, counts))
+    assert distribution_of_repeated(values, counts) == pytest.approx(expected)
+    nothing = np.zeros(12, np.int64)
+    assert distribution_of_repeated(values, nothing) == distribution(values[:0])
