@@ -1,13 +1,24 @@
 """The sections of report.md that speak of drafts: acceptance, positions, previous step, histogram, categories.
 
-Belongs here: those sections as text, from the `acceptance` block of metrics.json. Does not belong here: formulas.
+Belongs here: those sections as text, from the blocks `acceptance` and `intervals` of metrics.json. Does not belong
+here: formulas.
 """
 
 from __future__ import annotations
 
 from specbench.reports.acceptance import ratio
 from specbench.reports.markdown_table import markdown_table
-from specbench.reports.number_format import NOT_MEASURED, count, decimal, percent, percent_of, slash_joined
+from specbench.reports.number_format import (
+    NOT_MEASURED,
+    count,
+    decimal,
+    decimal_range,
+    percent,
+    percent_of,
+    percent_range,
+    slash_joined,
+)
+from specbench.reports.sample_sums import BELOW_K, WITH_PREVIOUS, category_path
 
 TITLES = (
     "Acceptance",
@@ -21,33 +32,47 @@ TITLES = (
 MIN_DRAFTS_UNMARKED = 20
 SMALL_COUNT_NOTE = f"\\* of fewer than {MIN_DRAFTS_UNMARKED} drafts."
 
+#: Metric path -> [low, high]
+Intervals = dict[str, list[float]]
+INTERVAL = "95% interval"
+INTERVAL_NOTE = (
+    "Intervals come from drawing samples anew, all turns and repeats of one together, not adjusted for how many are "
+    "printed; n/a where fewer than 20 samples count, or where they show no spread."
+)
 
-def acceptance_sections(acceptance: dict) -> list[str]:
+
+def acceptance_sections(acceptance: dict, intervals: Intervals) -> list[str]:
     """Headed sections in the order of the report. Categories come only where requests have one."""
     titles = TITLES if acceptance["by_category"] else TITLES[:-1]
     if not acceptance["drafts"]:
         reason = "speculation was off" if acceptance["drafts"] is None else "no step of this run had drafts"
         return [f"## {title}\n\nNothing was drafted: {reason}." for title in titles]
     bodies = (_pooled, _by_position, _by_previous, _histogram, _by_category)
-    return [f"## {title}\n\n{body(acceptance)}" for title, body in zip(titles, bodies, strict=False)]
+    return [f"## {title}\n\n{body(acceptance, intervals)}" for title, body in zip(titles, bodies, strict=False)]
 
 
-def _pooled(acceptance: dict) -> str:
+def _pooled(acceptance: dict, intervals: Intervals) -> str:
+    rate, length, mean_length = (
+        intervals.get(f"acceptance.{name}")
+        for name in ("acceptance_rate", "acceptance_length", "per_request_mean_length")
+    )
+    mean_of_requests = decimal(acceptance["per_request_mean_length"])
     rows = [
-        ("Speculative tokens (k)", count(acceptance["num_speculative_tokens"])),
-        ("Acceptance rate", percent(acceptance["acceptance_rate"])),
-        ("Acceptance length", decimal(acceptance["acceptance_length"])),
-        ("Acceptance length, mean of requests", decimal(acceptance["per_request_mean_length"])),
-        ("Drafts", count(acceptance["drafts"])),
-        ("Draft tokens", count(acceptance["draft_tokens"])),
-        ("Accepted tokens", count(acceptance["accepted_tokens"])),
+        ("Speculative tokens (k)", count(acceptance["num_speculative_tokens"]), ""),
+        ("Acceptance rate", percent(acceptance["acceptance_rate"]), percent_range(rate)),
+        ("Acceptance length", decimal(acceptance["acceptance_length"]), decimal_range(length)),
+        ("Acceptance length, mean of requests", mean_of_requests, decimal_range(mean_length)),
+        ("Drafts", count(acceptance["drafts"]), ""),
+        ("Draft tokens", count(acceptance["draft_tokens"]), ""),
+        ("Accepted tokens", count(acceptance["accepted_tokens"]), ""),
     ]
     note = (
         "Acceptance rate = accepted / draft tokens; acceptance length = 1 + accepted / drafts, with the bonus token; "
         "a step with nothing drafted is not a draft. Counts are as verified: a draft accepted behind a stop counts, "
         "though its token is discarded."
     )
-    return "\n\n".join([markdown_table(("Metric", "Value"), rows), note, _autocorrelation(acceptance)])
+    table = markdown_table(("Metric", "Value", INTERVAL), rows)
+    return "\n\n".join([table, note, INTERVAL_NOTE, _autocorrelation(acceptance)])
 
 
 def _autocorrelation(acceptance: dict) -> str:
@@ -61,10 +86,17 @@ def _autocorrelation(acceptance: dict) -> str:
     return markdown_table(header, rows)
 
 
-def _by_position(acceptance: dict) -> str:
+def _by_position(acceptance: dict, intervals: Intervals) -> str:
     """Unconditional and given the previous position; the joined line is the form that pull requests use."""
     rows = [
-        (f"Position {position}", count(accepted), percent(unconditional), percent(conditional))
+        (
+            f"Position {position}",
+            count(accepted),
+            percent(unconditional),
+            percent_range(intervals.get(f"acceptance.per_position[{position}]")),
+            percent(conditional),
+            percent_range(intervals.get(f"acceptance.per_position_conditional[{position}]")),
+        )
         for position, (accepted, unconditional, conditional) in enumerate(
             zip(
                 acceptance["accepted_at_position"],
@@ -78,18 +110,24 @@ def _by_position(acceptance: dict) -> str:
         ("Per-position acceptance (%)", slash_joined(acceptance["per_position"])),
         ("Given the previous position (%)", slash_joined(acceptance["per_position_conditional"])),
     ]
-    header = ("Position", "Accepted", "Of all drafts", "Given the previous position")
+    header = ("Position", "Accepted", "Of all drafts", INTERVAL, "Given the previous position", INTERVAL)
     return "\n\n".join([markdown_table(header, rows), markdown_table(("Metric", "Value"), joined, num_text_columns=2)])
 
 
-def _by_previous(acceptance: dict) -> str:
+def _by_previous(acceptance: dict, intervals: Intervals) -> str:
     """The split by what the request's previous step accepted, its totals, then the positions inside each bucket."""
     buckets = previous_rows(acceptance)
     rows = [
-        (label, count(bucket["drafts"]), *(marked(one, bucket["drafts"]) for one in _previous_figures(bucket)))
+        (
+            label,
+            count(bucket["drafts"]),
+            marked(_position_0(bucket), bucket["drafts"]),
+            percent_range(intervals.get(f"{bucket['path']}.per_position[0]")),
+            marked(decimal(bucket["acceptance_length"]), bucket["drafts"]),
+        )
         for label, bucket in buckets
     ]
-    header = ("Accepted by the previous step", "Drafts", "Position 0", "Acceptance length")
+    header = ("Accepted by the previous step", "Drafts", "Position 0", INTERVAL, "Acceptance length")
     note = '"All with a previous step" takes the drafts whose request\'s previous step drafted too.'
     return "\n\n".join([markdown_table(header, rows), note, _heat_map(acceptance, buckets)])
 
@@ -118,17 +156,23 @@ def marked(text: str, drafts: int) -> str:
 
 
 def previous_rows(acceptance: dict) -> list[tuple[str, dict]]:
-    """(label, bucket): 0..k, those short of k together, the total of the two, buckets without a previous draft, all."""
+    """(label, bucket): 0..k, those short of k together, the total of the two, buckets without a previous draft, all.
+
+    Each bucket also has the `path` of its figures in `intervals`.
+    """
     k = acceptance["num_speculative_tokens"]
-    by_previous = {bucket["previous"]: bucket for bucket in acceptance["by_previous"]}
+    by_previous = {
+        bucket["previous"]: bucket | {"path": f"acceptance.by_previous[{index}]"}
+        for index, bucket in enumerate(acceptance["by_previous"])
+    }
     after_drafts = [by_previous[previous] for previous in range(k + 1)]
     rows = [(_bucket_label(previous, k), by_previous[previous]) for previous in range(k + 1)]
     if k > 1:
-        rows.append((f"0 to {k - 1} together", _merged(after_drafts[:-1])))
-    rows.append(("all with a previous step", _merged(after_drafts)))
+        rows.append((f"0 to {k - 1} together", _merged(after_drafts[:-1]) | {"path": BELOW_K}))
+    rows.append(("all with a previous step", _merged(after_drafts) | {"path": WITH_PREVIOUS}))
     others = (("no previous step", by_previous[None]), ("nothing drafted by it", by_previous[-1]))
     rows.extend((label, bucket) for label, bucket in others if bucket["drafts"])
-    return [*rows, ("all", acceptance)]
+    return [*rows, ("all", acceptance | {"path": "acceptance"})]
 
 
 def _bucket_label(previous: int, k: int) -> str:
@@ -156,11 +200,11 @@ def _merged(buckets: list[dict]) -> dict:
     }
 
 
-def _previous_figures(bucket: dict) -> tuple[str, str]:
-    return percent(ratio(bucket["accepted_at_position"][0], bucket["drafts"])), decimal(bucket["acceptance_length"])
+def _position_0(bucket: dict) -> str:
+    return percent(ratio(bucket["accepted_at_position"][0], bucket["drafts"]))
 
 
-def _histogram(acceptance: dict) -> str:
+def _histogram(acceptance: dict, _intervals: Intervals) -> str:
     drafts = acceptance["drafts"]
     rows = [
         (str(accepted), count(steps), percent(ratio(steps, drafts)))
@@ -169,14 +213,24 @@ def _histogram(acceptance: dict) -> str:
     return markdown_table(("Accepted", "Steps", "Share"), rows)
 
 
-def _by_category(acceptance: dict) -> str:
-    header = ("Category", "Drafts", "Acceptance rate", "Acceptance length", "Per-position acceptance (%)")
+def _by_category(acceptance: dict, intervals: Intervals) -> str:
+    header = (
+        "Category",
+        "Drafts",
+        "Acceptance rate",
+        INTERVAL,
+        "Acceptance length",
+        INTERVAL,
+        "Per-position acceptance (%)",
+    )
     rows = [
         (
             name,
             count(entry["drafts"]),
             percent_of(entry["accepted_tokens"], entry["draft_tokens"]),
+            percent_range(intervals.get(f"{category_path(name)}.acceptance_rate")),
             marked(decimal(entry["acceptance_length"]), entry["drafts"]),
+            decimal_range(intervals.get(f"{category_path(name)}.acceptance_length")),
             slash_joined(entry["per_position"]),
         )
         for name, entry in acceptance["by_category"].items()

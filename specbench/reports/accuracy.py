@@ -4,40 +4,30 @@ Belongs here: counting scored samples and the interval of one run's accuracy. Do
 scoring an answer (evals), two runs against each other.
 
 Every repeat counts. A failed or aborted request and an invalid answer (nothing extracted) are wrong, and stay in the
-total.
+total. In the interval, answers to one sample (its repeats and turns) count as far as they differ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+
+import numpy as np
 
 from specbench.records import RequestRecord, SampleRecord
 from specbench.reports.latency import is_completed
-
-#: Of the normal distribution, for 95 %.
-Z_95 = 1.959963984540054
+from specbench.reports.statistics import clustered_wilson
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One sample under one scorer."""
+    """One answer under one scorer."""
 
+    sample_id: str
     score: float
     is_invalid: bool
     is_truncated: bool
     category: str | None
-
-
-def wilson_interval(correct: float, total: int) -> list[float] | None:
-    """95 % Wilson score interval of correct / total; None where total is 0."""
-    if total == 0:
-        return None
-    share, z2 = correct / total, Z_95**2
-    centre = (share + z2 / (2 * total)) / (1 + z2 / total)
-    half = Z_95 / (1 + z2 / total) * sqrt(share * (1 - share) / total + z2 / (4 * total**2))
-    return [max(0.0, centre - half), min(1.0, centre + half)]
 
 
 def accuracy_metrics(
@@ -68,11 +58,14 @@ def _outcomes(scorer: str, requests: Sequence[RequestRecord], samples: Sequence[
         failure = failed.pop(_key(sample), None)
         score = sample.score.get(scorer)
         if failure is not None and (score is not None or sample.reference is not None):
-            outcomes.append(Outcome(0.0, sample.extracted.get(scorer) is None, False, sample.category))
+            outcomes.append(
+                Outcome(sample.sample_id, 0.0, sample.extracted.get(scorer) is None, False, sample.category)
+            )
         elif score is not None:
             is_invalid = sample.extracted.get(scorer) is None
-            outcomes.append(Outcome(0.0 if is_invalid else score, is_invalid, sample.is_truncated, sample.category))
-    return outcomes + [Outcome(0.0, True, False, request.category) for request in failed.values()]
+            score = 0.0 if is_invalid else score
+            outcomes.append(Outcome(sample.sample_id, score, is_invalid, sample.is_truncated, sample.category))
+    return outcomes + [Outcome(request.sample_id, 0.0, True, False, request.category) for request in failed.values()]
 
 
 def _key(record: RequestRecord | SampleRecord) -> tuple[str, int, int]:
@@ -93,7 +86,10 @@ def _share(outcomes: Sequence[Outcome]) -> dict:
 
 
 def _interval(outcomes: Sequence[Outcome]) -> list[float] | None:
-    return wilson_interval(_correct(outcomes), len(outcomes))
+    names, sample = np.unique([one.sample_id for one in outcomes], return_inverse=True)
+    scores = np.array([one.score for one in outcomes])
+    interval = clustered_wilson(np.bincount(sample, scores, len(names)), np.bincount(sample, minlength=len(names)))
+    return None if interval is None else list(interval)
 
 
 def _scorer_entry(outcomes: Sequence[Outcome]) -> dict:

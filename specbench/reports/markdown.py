@@ -13,7 +13,7 @@ from specbench.reports.acceptance_sections import acceptance_sections
 from specbench.reports.condition_sections import condition_section
 from specbench.reports.identities import broken_identities
 from specbench.reports.markdown_table import markdown_table
-from specbench.reports.number_format import NOT_MEASURED, count, decimal, percent, percent_of
+from specbench.reports.number_format import NOT_MEASURED, count, decimal, percent_of, percent_range
 from specbench.reports.output_check_text import check_differences, check_sentence
 
 #: A 99th percentile of fewer requests than this is marked.
@@ -51,7 +51,7 @@ def report_markdown(run: RunRecord, metrics: dict) -> str:
     head = f"# {model_title(run.model)}\n\n{_subtitle(run)}"
     own = [_what_ran(run), _verdict(run, metrics), _accuracy(run, metrics), _speed(run, metrics)]
     acceptance = metrics["acceptance"]
-    sections = [head, *own, *acceptance_sections(acceptance), condition_section(acceptance)]
+    sections = [head, *own, *acceptance_sections(acceptance, metrics["intervals"]), condition_section(acceptance)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -162,10 +162,9 @@ def _accuracy(run: RunRecord, metrics: dict) -> str:
     title = f"## Accuracy\n\n{data_title(run.data, run.config['eval']['name'])}"
     if accuracy["total"] is None:
         return f"{title}\n\nNothing was scored."
-    low, high = accuracy["interval"]
     headline = (
         f"**{percent_of(accuracy['correct'], accuracy['total'])}** by the scorer `{accuracy['scorer']}`, "
-        f"95% Wilson interval {percent(low)} to {percent(high)}; failed requests and invalid answers are wrong."
+        f"95% Wilson interval {percent_range(accuracy['interval'])}; failed requests and invalid answers are wrong."
     )
     rows = [
         ("Invalid (nothing extracted)", percent_of(accuracy["invalid"], accuracy["total"])),

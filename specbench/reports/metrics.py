@@ -1,7 +1,7 @@
 """metrics.json of one run, assembled from its event log.
 
 Belongs here: which block comes from where, and the keys. Does not belong here: formulas (acceptance.py, latency.py,
-accuracy.py, identities.py), text (markdown.py).
+accuracy.py, identities.py, intervals.py), text (markdown.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from specbench.reports.acceptance import acceptance_metrics, ratio
 from specbench.reports.accuracy import accuracy_metrics
 from specbench.reports.conditions import condition_tables
 from specbench.reports.identities import identity_checks
+from specbench.reports.intervals import acceptance_intervals
 from specbench.reports.latency import is_completed, latency_metrics, throughput_metrics
 from specbench.reports.markdown import report_markdown
 from specbench.reports.step_columns import StepColumns, measured, step_columns
@@ -20,7 +21,7 @@ from specbench.run_directory import EventLog, RunDirectory
 
 
 def compute_metrics(run: RunRecord, log: EventLog) -> dict:
-    """metrics.json as plain containers. `intervals` is left empty."""
+    """metrics.json as plain containers."""
     columns = step_columns(log.requests, log.verify_steps)
     k = _num_speculative_tokens(run, columns)
     acceptance = acceptance_metrics(columns, k) | condition_tables(columns, k)
@@ -33,7 +34,7 @@ def compute_metrics(run: RunRecord, log: EventLog) -> dict:
         "cache": _cache(run),
         "eval": accuracy_metrics(run.data.name, run.config["eval"]["scorer"], columns.requests, log.samples),
         "checks": {"identities": identity_checks(columns, acceptance), "output": _output_check(run)},
-        "intervals": {},
+        "intervals": acceptance_intervals(columns, k),
     }
 
 

@@ -7,6 +7,8 @@ Belongs here: one function a kind of number, the same for report and terminal. D
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 NOT_MEASURED = "n/a"
 
 
@@ -17,6 +19,16 @@ def percent(fraction: float | None) -> str:
 
 def decimal(value: float | None, digits: int = 2) -> str:
     return NOT_MEASURED if value is None else f"{value:,.{digits}f}"
+
+
+def percent_range(interval: Sequence[float] | None) -> str:
+    """`94.19% to 96.45%`"""
+    return NOT_MEASURED if interval is None else f"{percent(interval[0])} to {percent(interval[1])}"
+
+
+def decimal_range(interval: Sequence[float] | None, digits: int = 2) -> str:
+    """`4.35 to 4.46`"""
+    return NOT_MEASURED if interval is None else f"{decimal(interval[0], digits)} to {decimal(interval[1], digits)}"
 
 
 def count(value: float | None) -> str:

@@ -118,15 +118,15 @@ def test_conditional_rates_within_the_unbroken_bucket():
     unbroken = acceptance["by_previous"][-1]
     assert unbroken["previous"] == 8
     assert [round(one, 3) for one in unbroken["per_position_conditional"]] == published
-    assert "8 (chain never broke)" in acceptance_sections(acceptance)[2]
+    assert "8 (chain never broke)" in acceptance_sections(acceptance, {})[2]
 
 
 def test_bucket_labels_and_totals_are_printed_like_the_investigation():
-    text = acceptance_sections(measure(bucket_log(MTP1_BUCKETS, 1), 1))[2]
+    text = acceptance_sections(measure(bucket_log(MTP1_BUCKETS, 1), 1), {})[2]
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "| 0 (draft rejected) | 4,214 | 70.43% | 1.70 |" in lines
-    assert "| 1 (draft accepted) | 20,673 | 85.66% | 1.86 |" in lines
-    assert "| all with a previous step | 24,887 | 83.08% | 1.83 |" in lines
+    assert "| 0 (draft rejected) | 4,214 | 70.43% | n/a | 1.70 |" in lines
+    assert "| 1 (draft accepted) | 20,673 | 85.66% | n/a | 1.86 |" in lines
+    assert "| all with a previous step | 24,887 | 83.08% | n/a | 1.83 |" in lines
 
 
 def test_first_row_is_null_and_a_row_after_nothing_drafted_is_minus_one():
@@ -270,7 +270,7 @@ def test_speculation_off_is_not_measured_rather_than_zero():
     identities = metrics["checks"]["identities"]
     assert identities["generated_tokens"] == {"left": 4, "right": 4, "holds": True}
     assert identities["sum_of_positions"]["holds"] is None
-    for section in acceptance_sections(acceptance):
+    for section in acceptance_sections(acceptance, {}):
         assert section.endswith("Nothing was drafted: speculation was off.")
 
 

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import pytest
-from scipy.stats import binomtest
 
-from specbench.reports.accuracy import accuracy_metrics, wilson_interval
+from specbench.reports.accuracy import accuracy_metrics
 from specbench.reports.metrics import compute_metrics
 from specbench.reports.number_format import percent, percent_of
+from specbench.reports.statistics import wilson
 from specbench.run_directory import EventLog
 from tests.reports.event_logs import make_request, make_run, make_sample
 
 
 def test_published_accuracy_and_its_interval():
     assert percent_of(1259, 1319) == "95.45% (1,259/1,319)"
-    assert [percent(one) for one in wilson_interval(1259, 1319)] == ["94.19%", "96.45%"]
-
-
-@pytest.mark.parametrize(("correct", "total"), [(0, 5), (5, 5), (3, 7), (775, 1000)])
-def test_wilson_interval_is_scipys(correct, total):
-    expected = binomtest(correct, total).proportion_ci(method="wilson")
-    assert wilson_interval(correct, total) == pytest.approx([expected.low, expected.high])
-
-
-def test_no_answers_have_no_interval():
-    assert wilson_interval(0, 0) is None
+    assert [percent(one) for one in wilson(1259, 1319)] == ["94.19%", "96.45%"]
 
 
 def scored() -> EventLog:
@@ -46,7 +36,7 @@ def test_failures_and_invalid_answers_are_wrong_and_stay_in_the_total():
     assert (accuracy["correct"], accuracy["total"], accuracy["accuracy"]) == (1, 5, 0.2)
     assert (accuracy["invalid"], accuracy["truncated"]) == (2, 1)
     assert accuracy["name"] == "nano_problems" and accuracy["scorer"] == "official"
-    assert accuracy["interval"] == wilson_interval(1, 5)
+    assert accuracy["interval"] == list(wilson(1, 5))
     assert accuracy["by"]["category"]["hard"]["total"] == 2  # c, and d which never gave an answer
 
 
@@ -67,6 +57,19 @@ def test_every_repeat_counts():
     samples = [make_sample("a", float(repeat > 0), repeat=repeat) for repeat in range(3)]
     accuracy = accuracy_metrics("x", "official", requests, samples)
     assert (accuracy["correct"], accuracy["total"]) == (2, 3)
+
+
+def test_equal_answers_to_one_sample_do_not_narrow_the_interval():
+    def measured(num_repeats: int) -> dict:
+        keys = [(f"s{index}", repeat) for index in range(50) for repeat in range(num_repeats)]
+        requests = [make_request(f"{name}-{repeat}", sample_id=name, repeat=repeat) for name, repeat in keys]
+        samples = [make_sample(name, float(int(name[1:]) % 5 > 0), repeat=repeat) for name, repeat in keys]
+        return accuracy_metrics("x", "official", requests, samples)
+
+    once, thrice = measured(1), measured(3)
+    assert once["interval"] == list(wilson(40, 50))
+    assert (thrice["correct"], thrice["total"]) == (120, 150)
+    assert thrice["interval"] == pytest.approx(wilson(0.8 * 49, 49))
 
 
 def test_without_a_scorer_nothing_is_scored():

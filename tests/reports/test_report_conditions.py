@@ -113,7 +113,7 @@ def test_rows_together_have_rates_given_the_previous_position():
     assert together["reached_position"] == [4, 3]
     assert together["per_position_conditional"] == pytest.approx([3 / 4, 2 / 3])
     assert rows["all with a previous step"]["per_position_conditional"] == pytest.approx([4 / 5, 2 / 4])
-    text = acceptance_sections(acceptance)[2]
+    text = acceptance_sections(acceptance, {})[2]
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "| 0 to 1 together | 75.00%* (4) | 66.67%* (3) |" in lines
     assert "| 2 (chain never broke) | 100.00%* (1) | 0.00%* (1) |" in lines
@@ -121,7 +121,7 @@ def test_rows_together_have_rates_given_the_previous_position():
 
 
 def test_a_position_that_nothing_reached_is_not_measured():
-    text = acceptance_sections(acceptance_metrics(step_columns(*_rejected()), 2))[2]
+    text = acceptance_sections(acceptance_metrics(step_columns(*_rejected()), 2), {})[2]
     assert "| 0 (draft rejected) | 0.00%* (1) | n/a |" in [" ".join(line.split()) for line in text.splitlines()]
 
 
