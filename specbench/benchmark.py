@@ -298,6 +298,8 @@ def _check_output(
     limit = config.report.output_check_requests
     if limit == 0:
         return OutputCheck("not_checked", reason="report.output_check_requests=0")
+    if config.spec.rejection_sample_method == "synthetic":
+        return OutputCheck("not_applicable", reason="synthetic acceptance: the text means nothing")
     if config.sampling.temperature > 0:
         return OutputCheck("not_applicable", reason=f"sampled at temperature {config.sampling.temperature:g}")
     completed = [result for result in results if result.record.error is None]

@@ -204,6 +204,9 @@ def make_engine_config(config: RunConfig, checkpoint: Path, cache_bytes_limit: i
         proposer="none" if spec.method == "none" else "mtp_multi",
         hidden_feedback="chain" if spec.hidden_feedback == "auto" else spec.hidden_feedback,
         trim_to_max_tokens=spec.trim_to_max_tokens,
+        draft_sample_method=spec.draft_sample_method,
+        rejection_sample_method=spec.rejection_sample_method,
+        synthetic_acceptance_rates=spec.synthetic_acceptance_rates or (),
         faults=spec.faults,
         tokenizer=config.model.tokenizer,
         chat_template=config.model.chat_template,
@@ -284,6 +287,8 @@ def _acceptance_notices(config: RunConfig, requests: Iterable[GenerateRequest]) 
         yield "prompts are token ids: if they were drawn at random, acceptance says little about real text."
     if config.sampling.ignore_eos:
         yield "ignore_eos is on: text behind the end of an answer repeats itself, and its acceptance says little."
+    if config.spec.rejection_sample_method == "synthetic":
+        yield "synthetic acceptance: drafts are accepted by coins; the text means nothing, only speed can be read."
     if config.spec.faults:
         yield f"faults injected on purpose: {', '.join(config.spec.faults)}."
 

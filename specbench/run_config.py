@@ -80,6 +80,13 @@ class SpecConfig:
     #: "auto" goes by the model family.
     hidden_feedback: Annotated[str, OneOf(("auto", "chain", "target"))]
     trim_to_max_tokens: bool
+    #: A draft is the argmax of its logits, or drawn from their softmax at the request's temperature.
+    draft_sample_method: Annotated[str, OneOf(("greedy", "probabilistic"))]
+    #: How drafts are accepted: exactly in law (standard, block) or by coins of given rates (synthetic).
+    rejection_sample_method: Annotated[str, OneOf(("standard", "block", "synthetic"))]
+    #: Synthetic only, one of the two: chance that drafts 0 .. i are all accepted, or the mean tokens of a step.
+    synthetic_acceptance_rates: tuple[float, ...] | None
+    synthetic_acceptance_length: Annotated[float, AtLeast(1)] | None
     #: Wiring mistakes to inject, to see which table shows them.
     faults: tuple[str, ...]
 
@@ -274,11 +281,65 @@ def _spec_changes(spec: SpecConfig, facts: CheckpointFacts) -> dict[str, Any]:
             f"{facts.num_modules}; say at most {facts.num_modules}"
         )
     changes: dict[str, Any] = {"modules": "multi"}
+    num_drafts = facts.num_modules if asked is None else asked
     if asked is None:
-        changes["num_speculative_tokens"] = facts.num_modules
+        changes["num_speculative_tokens"] = num_drafts
+    if spec.rejection_sample_method == "synthetic":
+        changes["synthetic_acceptance_rates"] = _synthetic_rates(spec, num_drafts)
     if spec.hidden_feedback == "auto":
         changes["hidden_feedback"] = facts.hidden_feedback
     return changes
+
+
+def _synthetic_rates(spec: SpecConfig, num_drafts: int) -> tuple[float, ...]:
+    """Chance that drafts 0 .. i are all accepted, for each draft: as given, or a run of sure drafts and one in doubt
+    that have the given mean length."""
+    rates, length = spec.synthetic_acceptance_rates, spec.synthetic_acceptance_length
+    if rates is None:
+        assert length is not None
+        if length > num_drafts + 1:
+            raise UserError(
+                f"spec.synthetic_acceptance_length: {num_drafts} drafts and the bonus token make at most "
+                f"{num_drafts + 1} tokens a step, not {length:g}"
+            )
+        return tuple(min(1.0, max(0.0, length - 1 - draft)) for draft in range(num_drafts))
+    if len(rates) != num_drafts:
+        raise UserError(
+            f"spec.synthetic_acceptance_rates: {num_drafts} drafts need {num_drafts} rates, not {len(rates)}"
+        )
+    return rates
+
+
+def _check_spec_sampling(spec: SpecConfig) -> None:
+    """How drafts are drawn and accepted."""
+    method, rates, length = (
+        spec.rejection_sample_method,
+        spec.synthetic_acceptance_rates,
+        spec.synthetic_acceptance_length,
+    )
+    if method == "block" and spec.draft_sample_method != "probabilistic":
+        raise UserError(
+            "spec.rejection_sample_method: block weighs the drafts' probabilities, and greedy drafts have none; say "
+            "spec.draft_sample_method=probabilistic"
+        )
+    for key, value in (("rates", rates), ("length", length)):
+        if value is not None and method != "synthetic":
+            raise UserError(
+                f"spec.synthetic_acceptance_{key}: unused with {method}; say spec.rejection_sample_method=synthetic"
+            )
+    if method == "synthetic" and spec.method == "none":
+        raise UserError("spec.rejection_sample_method: without drafts there is nothing to accept; say spec=mtp8")
+    # A resolved configuration holds the rates that a length stands for.
+    if method == "synthetic" and rates is None and length is None:
+        raise UserError(
+            "spec.synthetic_acceptance_length: synthetic acceptance needs it (mean tokens of a step, such as 3.5) or "
+            "spec.synthetic_acceptance_rates=[0.8,0.6]"
+        )
+    if rates is not None and not all(low <= high for low, high in zip((*rates, 0.0), (1.0, *rates), strict=True)):
+        raise UserError(
+            "spec.synthetic_acceptance_rates: chances that drafts 0 .. i are all accepted lie in 0 .. 1 and never "
+            f"rise, not {list(rates)}"
+        )
 
 
 def _check_across_groups(config: RunConfig) -> None:
@@ -286,6 +347,7 @@ def _check_across_groups(config: RunConfig) -> None:
     spec, engine = config.spec, config.engine
     if spec.method == "none" and spec.num_speculative_tokens is not None:
         raise UserError("spec.num_speculative_tokens: drafts need a method; say spec=mtp1 to mtp8 or spec=mtp_multi")
+    _check_spec_sampling(spec)
     for fault in spec.faults:
         if fault not in FAULTS:
             raise UserError(f"spec.faults: unknown fault {fault!r}; {near_name(fault, FAULTS)}")
@@ -387,10 +449,18 @@ def _value(value: Any, hint: Any, path: str) -> Any:
             raise UserError(f"{path}: {complaint}")
         return checked
     if origin is tuple:
-        if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-            raise UserError(f"{path}: must be a list of texts such as [a,b], not {value!r}")
-        return tuple(value)
+        return _list(value, typing.get_args(hint)[0], path)
     return _scalar(value, hint, path)
+
+
+def _list(value: Any, item_hint: type, path: str) -> tuple:
+    example = {str: "texts such as [a,b]", float: "numbers such as [0.8,0.6]", int: "whole numbers such as [1,2]"}
+    try:
+        if not isinstance(value, list | tuple):
+            raise UserError("")
+        return tuple(_scalar(item, item_hint, path) for item in value)
+    except UserError:
+        raise UserError(f"{path}: must be a list of {example[item_hint]}, not {value!r}") from None
 
 
 def _scalar(value: Any, hint: type, path: str) -> Any:

@@ -45,6 +45,12 @@ class EngineConfig:
     hidden_feedback: str = "chain"
     #: Verify no more drafts than tokens that max_output_tokens still allows.
     trim_to_max_tokens: bool = False
+    #: "greedy" (a draft is the argmax of its logits) or "probabilistic" (drawn at the request's temperature).
+    draft_sample_method: str = "greedy"
+    #: "standard", "block" or "synthetic": how drafts are accepted (sampling/verification.py).
+    rejection_sample_method: str = "standard"
+    #: Synthetic only: chance that drafts 0 .. i are all accepted, for each i below k.
+    synthetic_acceptance_rates: tuple[float, ...] = ()
     faults: tuple[str, ...] = ()
     #: A folder or file; None takes the checkpoint's own.
     tokenizer: str | None = None

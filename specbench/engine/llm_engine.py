@@ -24,6 +24,7 @@ from specbench.engine.output_stream import OutputStream
 from specbench.engine.proposers.proposer import ProposerRequirements
 from specbench.engine.proposers.registry import PROPOSERS
 from specbench.engine.request import Request
+from specbench.engine.sampling.drafting import draft_probability_bytes
 from specbench.engine.scheduling.kv_cache import KVCacheManager
 from specbench.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from specbench.engine.scheduling.step import SchedulerOutput, StepOutput
@@ -33,7 +34,9 @@ from specbench.generate import GenerateListener, GenerateRequest, GenerateResult
 from specbench.records import EngineStep, RequestRecord, VerifyStep
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_NO_PROPOSER = ProposerRequirements(num_speculative_tokens=0, cache_groups=(), num_prompt_lookahead=0, fixed_bytes=0)
+_NO_PROPOSER = ProposerRequirements(
+    num_speculative_tokens=0, cache_groups=(), num_prompt_lookahead=0, fixed_bytes=0, has_draft_logits=False
+)
 
 
 class _Running:
@@ -70,7 +73,9 @@ class LLMEngine:
         proposer = None if config.proposer == "none" else PROPOSERS[config.proposer](config, checkpoint)
         requirements = _NO_PROPOSER if proposer is None else proposer.requirements()
         specs = self.model.cache_groups() + requirements.cache_groups
-        self.memory = plan_memory(config, specs, requirements.fixed_bytes)
+        _check_sampling(config, requirements)
+        draft_bytes = draft_probability_bytes(config, self.model_config.vocab_size)
+        self.memory = plan_memory(config, specs, requirements.fixed_bytes + draft_bytes)
         on_progress("allocating caches")
         self.caches = _allocate_caches(self.memory, self.model.dtype, device)
         if proposer is not None:
@@ -270,6 +275,23 @@ class LLMEngine:
         due_s = load.next_due_s(self.clock() - start_s, num_submitted)
         if due_s is not None:
             time.sleep(max(0.0, start_s + due_s - self.clock()))
+
+
+def _check_sampling(config: EngineConfig, requirements: ProposerRequirements) -> None:
+    """UserError where drafts cannot be drawn or accepted as asked."""
+    if not config.num_speculative_tokens:
+        return
+    is_drawn = config.draft_sample_method == "probabilistic"
+    if is_drawn and not requirements.has_draft_logits:
+        raise UserError(
+            f"spec.draft_sample_method=probabilistic: the drafts of {config.proposer} come without probabilities; say "
+            "spec.draft_sample_method=greedy"
+        )
+    if config.rejection_sample_method == "block" and not is_drawn:
+        raise UserError(
+            "spec.rejection_sample_method=block: it weighs the drafts' probabilities, and greedy drafts have none; say "
+            "spec.draft_sample_method=probabilistic, or standard"
+        )
 
 
 def _build_scheduler(

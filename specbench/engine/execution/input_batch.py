@@ -13,6 +13,7 @@ import torch
 
 from specbench.engine.execution.request_state import RequestState
 from specbench.engine.sampling.sampler import SamplingRows
+from specbench.engine.sampling.verification import Windows
 from specbench.engine.scheduling.step import DECODE, PARTIAL_CHUNK, SchedulerOutput
 
 
@@ -120,6 +121,23 @@ class InputBatch:
         """The drafts under verification, [num_requests, k]; -1 where there is none."""
         columns = self.num_tokens[:, None] + state.columns[:k]
         return state.token_pool[self.rows[:, None], columns]
+
+    def windows(self, state: RequestState, k: int) -> Windows:
+        """The drafts under verification."""
+        indices = self.indices
+        return Windows(
+            rows=self.rows,
+            draft_ids=self.draft_ids(state, k),
+            num_drafts=indices.num_drafts,
+            samples=indices.samples,
+            keys=state.key[self.rows],
+            start=self.first_position,
+        )
+
+    def by_column(self, of_logits_rows: torch.Tensor, k: int) -> torch.Tensor:
+        """[num_logits, ...] -> [num_requests, k + 1, ...]; any row's where a request has fewer."""
+        columns = self.indices.logits_row_of_column
+        return of_logits_rows.unflatten(0, (-1, k + 1)) if columns is None else of_logits_rows[columns]
 
     def sampling_rows(
         self, state: RequestState, output: SchedulerOutput, positions: torch.Tensor

@@ -18,8 +18,16 @@ from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, RowLayout, TargetOutput
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.proposer import DraftBatch, Proposer
-from specbench.engine.sampling.sampler import sample
-from specbench.engine.sampling.verification import Verdict, sample_and_match
+from specbench.engine.sampling.drafting import DraftSampling, allocate_draft_probabilities
+from specbench.engine.sampling.sampler import SamplingRows, process, sample
+from specbench.engine.sampling.verification import (
+    ACCEPTANCE_RULES,
+    Verdict,
+    Windows,
+    accept_at_rates,
+    sample_and_match,
+    verify_draws,
+)
 from specbench.engine.scheduling.step import SchedulerOutput, StepOutput
 
 
@@ -49,6 +57,15 @@ class ModelRunner:
         self.metadata_builder = AttentionMetadataBuilder(
             model.cache_groups(), config.block_size, model.relative_extents, model.device
         )
+        # [max_num_seqs, k, vocab] fp32; None where every draft is an argmax or comes without logits
+        self.draft_probabilities = allocate_draft_probabilities(config, model.vocab_size)
+        self.acceptance_rule = ACCEPTANCE_RULES.get(config.rejection_sample_method)
+        # [k] fp32; None where drafts are verified
+        self.synthetic_rates = (
+            torch.tensor(config.synthetic_acceptance_rates, device=model.device)
+            if config.rejection_sample_method == "synthetic" and self.k
+            else None
+        )
         self._is_cpu = model.device.type == "cpu"
 
     @torch.inference_mode()
@@ -76,18 +93,34 @@ class ModelRunner:
     def _verify(
         self, output: SchedulerOutput, batch: InputBatch, metadata: AttentionMetadata, hidden: TargetOutput
     ) -> Verdict:
-        indices = batch.indices
+        indices, windows = batch.indices, batch.windows(self.state, self.k)
         if indices.num_logits == 0:  # partial chunks only: nothing is sampled
-            sampled = torch.zeros(len(output.rows), self.k + 1, dtype=torch.int64, device=self.model.device)
-        else:
-            rows = indices.token_row_of_logits
-            hiddens = hidden.hidden_states if rows is None else hidden.hidden_states[rows]
-            logits = self.model.compute_logits(hiddens)
-            sampled = sample(logits, batch.sampling_rows(self.state, output, metadata.positions))
-            columns = indices.logits_row_of_column
-            sampled = sampled.view(-1, self.k + 1) if columns is None else sampled[columns]
-        draft_ids = batch.draft_ids(self.state, self.k) if self.k else sampled[:, :0]
-        return sample_and_match(sampled, draft_ids, indices.num_drafts, indices.samples)
+            none = torch.zeros(len(output.rows), self.k + 1, dtype=torch.int64, device=self.model.device)
+            return sample_and_match(none, windows.draft_ids, windows.num_drafts, windows.samples)
+        logits_rows = indices.token_row_of_logits
+        hiddens = hidden.hidden_states if logits_rows is None else hidden.hidden_states[logits_rows]
+        rows = batch.sampling_rows(self.state, output, metadata.positions)
+        logits = process(self.model.compute_logits(hiddens), rows)
+        if self.synthetic_rates is not None:
+            return accept_at_rates(batch.by_column(sample(logits, rows), self.k), windows, self.synthetic_rates)
+        if rows is not None and self.draft_probabilities is not None and self.k:
+            return self._verify_draws(batch, windows, logits, rows)
+        sampled = batch.by_column(sample(logits, rows), self.k)
+        return sample_and_match(sampled, windows.draft_ids, windows.num_drafts, windows.samples)
+
+    def _verify_draws(self, batch: InputBatch, windows: Windows, logits: torch.Tensor, rows: SamplingRows) -> Verdict:
+        """Verification of drafts with probabilities; greedy requests of the batch match the argmax."""
+        assert self.draft_probabilities is not None and self.acceptance_rule is not None
+        argmax = batch.by_column(logits.argmax(dim=-1), self.k)
+        greedy = sample_and_match(argmax, windows.draft_ids, windows.num_drafts, windows.samples)
+        drawn = verify_draws(
+            self.acceptance_rule,
+            windows,
+            target=batch.by_column(logits.softmax(dim=-1), self.k),
+            draft=self.draft_probabilities[windows.rows],
+            positions=batch.by_column(rows.positions, self.k),
+        )
+        return greedy.where(self.state.temperature[windows.rows] == 0, drawn)
 
     def _commit(self, batch: InputBatch, verdict: Verdict) -> torch.Tensor:
         """Returns committed and computed tokens of each request, [2, num_requests]."""
@@ -124,11 +157,26 @@ class ModelRunner:
             draft_columns=draft_columns,
             block_tables=batch.block_tables[self.num_target_groups :],
             caches=self.caches,
+            sampling=self._draft_sampling(output, batch, num_tokens),
         )
         self.proposer.propose(draft_batch)
         columns = draft_columns[:, None] + self.state.columns[: self.k]
         is_draft = self.state.token_pool[batch.rows[:, None], columns] >= 0
         return is_draft.long().cumprod(dim=1).sum(dim=1) * is_sampled
+
+    def _draft_sampling(
+        self, output: SchedulerOutput, batch: InputBatch, num_tokens: torch.Tensor
+    ) -> DraftSampling | None:
+        """How this batch's drafts are drawn; None where each is the argmax."""
+        if self.draft_probabilities is None or not self.state.is_sampled_np[output.rows].any():
+            return None
+        return DraftSampling(
+            probabilities=self.draft_probabilities,
+            rows=batch.rows,
+            temperature=self.state.temperature[batch.rows],
+            keys=self.state.key[batch.rows],
+            window_start=num_tokens - 1,
+        )
 
     def _to_host(self, verdict: Verdict, num_proposed: torch.Tensor, times: list[float]) -> StepOutput:
         """One copy from the device for everything that the host learns of a step."""

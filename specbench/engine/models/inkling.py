@@ -153,6 +153,7 @@ class InklingModel:
     def __init__(self, config: InklingConfig, weights: WeightReader) -> None:
         self.config = config
         self.hidden_size = config.hidden_size
+        self.vocab_size = config.vocab_size
         self.dtype = weights.dtype
         self.device = weights.device
         self._embedding = Embedding(weights.read("model.llm.embed.weight"))

@@ -16,6 +16,7 @@ class TargetModel(Protocol):
     """A model that verifies."""
 
     hidden_size: int
+    vocab_size: int
     dtype: torch.dtype
     device: torch.device
     #: Attention group name -> distances that its relative bias covers.

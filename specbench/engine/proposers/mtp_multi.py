@@ -85,6 +85,7 @@ class MultiModuleMTP:
             cache_groups=specs,
             num_prompt_lookahead=self.num_modules,
             fixed_bytes=self.max_num_seqs * self.window_size * hidden_size * specs[0].element_size,
+            has_draft_logits=True,
         )
 
     def load(self, target: TargetModel) -> None:
@@ -169,7 +170,7 @@ class MultiModuleMTP:
         hidden: torch.Tensor,
         last_rows: torch.Tensor,
     ) -> None:
-        """Run the modules in turn; draft m is the argmax of module m at each request's last live row."""
+        """Run the modules in turn; draft m is chosen from module m's logits at each request's last live row."""
         pool_rows = batch.rows[layout.request_of_row]
         embed = self.target.embed_raw if "raw_embedding" in self.faults else self.target.embed
         target_hidden = hidden
@@ -177,7 +178,7 @@ class MultiModuleMTP:
             token_ids = batch.token_pool[pool_rows, metadata.positions + (module + 1)].clamp_min(0)
             weights = 0 if "module_0_everywhere" in self.faults else module
             output = self.modules.forward_module(weights, embed(token_ids), hidden, metadata, batch.caches)
-            batch.write_draft(module, self.modules.compute_logits(output[last_rows]).argmax(dim=-1))
+            batch.sample_draft(module, self.modules.compute_logits(output[last_rows]))
             hidden = target_hidden if self.hidden_feedback == "target" else output
             if "post_norm_chain" in self.faults:
                 hidden = self.target.final_norm(hidden)

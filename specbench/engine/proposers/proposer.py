@@ -15,6 +15,7 @@ import torch
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.models.target import TargetModel
+from specbench.engine.sampling.drafting import DraftSampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class ProposerRequirements:
     num_prompt_lookahead: int
     #: Bytes of persistent buffers outside the caches.
     fixed_bytes: int
+    #: Whether drafts come from logits, by `DraftBatch.sample_draft`: what spec.draft_sample_method=probabilistic needs.
+    has_draft_logits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,15 @@ class DraftBatch:
     block_tables: torch.Tensor
     # group name -> cache: the proposer's own groups among them
     caches: Mapping[str, CachePool]
+    #: How drafts are drawn; None where each is the argmax.
+    sampling: DraftSampling | None
+
+    def sample_draft(self, index: int, logits: torch.Tensor) -> torch.Tensor:
+        """Choose draft `index` of every request from fp32 logits [num_requests, vocab], write it and return it,
+        [num_requests] int64: the argmax (ties: lowest id), or a draw whose probabilities verification will find."""
+        token_ids = logits.argmax(dim=-1) if self.sampling is None else self.sampling.draw(index, logits)
+        self.write_draft(index, token_ids)
+        return token_ids
 
     def write_draft(self, index: int, token_ids: torch.Tensor) -> None:
         """Leave draft `index` of every request ([num_requests] int64; -1: none) behind its committed tokens."""

@@ -1,38 +1,77 @@
 """Counter-based random numbers: each is a function of its key, nothing is drawn in an order.
 
-The number for a vocabulary entry depends on (request key, position, purpose, global vocabulary id) alone, so a result
+The number for a vocabulary entry depends on (request key, position, stream, global vocabulary id) alone, so a result
 depends neither on the batch, nor on chunking, nor on how the vocabulary is split over ranks.
+
+A stream is a purpose and, for the purposes of a verified window, a row of it; the position is then that of the window's
+first row. Keyed by the row's own position instead, two windows that overlap would use the same coins twice, and a coin
+that has decided one window is no longer fair in the next.
 """
 
 from __future__ import annotations
 
 import torch
 
-#: Streams that must not share numbers: plain samples of the target are the first.
-TARGET_SAMPLE = 0
+#: Purposes that must not share numbers. Plain samples of the target are keyed by position, the others by window.
+TARGET_SAMPLE, DRAFT, ACCEPTANCE, RECOVERY = range(4)
+_NUM_PURPOSES = 4
 
 _MASK = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B1
+_MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35)
+
+
+def window_stream(purpose: int, row: torch.Tensor) -> torch.Tensor:
+    """Stream of a row of a window: int64 like `row`, 0 being the window's first row."""
+    return row * _NUM_PURPOSES + purpose
+
+
+def exponential_noise(
+    keys: torch.Tensor, positions: torch.Tensor, stream: int | torch.Tensor, vocab_ids: torch.Tensor
+) -> torch.Tensor:
+    """Independent Exp(1) variates, fp32 [num_rows, num_ids].
+
+    keys: int64 [num_rows], 64-bit request keys. positions: int64 [num_rows]. stream: one for all or int64 [num_rows].
+    vocab_ids: int64 [num_ids] or [num_rows, num_ids], global ids.
+    """
+    return uniform_noise(keys, positions, stream, vocab_ids).neg_().log1p_().neg_()
+
+
+def uniform_noise(
+    keys: torch.Tensor, positions: torch.Tensor, stream: int | torch.Tensor, vocab_ids: torch.Tensor
+) -> torch.Tensor:
+    """Independent variates in (0, 1), fp32 [num_rows, num_ids]; parameters as for `exponential_noise`.
+
+    Small ones decide an argmax and keep their relative precision: the least is 2^-32.
+    """
+    streams = torch.as_tensor(stream, dtype=torch.int64, device=keys.device)
+    spread = _mix(streams * _GOLDEN & _MASK)
+    low = _mix((keys & _MASK) ^ _mix((positions * 2 + 1) & _MASK ^ spread))
+    high = _mix(((keys >> 32) & _MASK) ^ _mix(positions & _MASK ^ spread))
+    bits = _as_int32(vocab_ids * _GOLDEN & _MASK) ^ _as_int32(low)[:, None]
+    _mix_int32_(bits)
+    bits ^= _as_int32(high)[:, None]
+    _mix_int32_(bits)
+    bits &= 0x7FFFFFFF
+    return bits.to(torch.float32).add_(0.5).mul_(2.0**-31)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:
     """The 32-bit finaliser of MurmurHash3, on int64 tensors that hold 32-bit values."""
-    x = ((x ^ (x >> 16)) * 0x85EBCA6B) & _MASK
-    x = ((x ^ (x >> 13)) * 0xC2B2AE35) & _MASK
+    x = ((x ^ (x >> 16)) * _MULTIPLIERS[0]) & _MASK
+    x = ((x ^ (x >> 13)) * _MULTIPLIERS[1]) & _MASK
     return x ^ (x >> 16)
 
 
-def exponential_noise(
-    keys: torch.Tensor, positions: torch.Tensor, purpose: int, vocab_ids: torch.Tensor
-) -> torch.Tensor:
-    """Independent Exp(1) variates, fp32 [num_rows, num_ids].
+def _mix_int32_(x: torch.Tensor) -> None:
+    """The same in place on int32, whose products wrap: half the bytes, and the vocabulary is where the time goes."""
+    for shift, multiplier in ((16, _MULTIPLIERS[0]), (13, _MULTIPLIERS[1]), (16, None)):
+        # An arithmetic shift drags the sign along; the mask takes it off.
+        x ^= (x >> shift).bitwise_and_((1 << (32 - shift)) - 1)
+        if multiplier is not None:
+            x *= multiplier - (1 << 32)
 
-    keys: int64 [num_rows], 64-bit request keys. positions: int64 [num_rows]. vocab_ids: int64 [num_ids], global ids.
-    """
-    low = _mix((keys & _MASK) ^ _mix((positions * 2 + 1) & _MASK))
-    high = _mix(((keys >> 32) & _MASK) ^ _mix((positions + (purpose << 28)) & _MASK))
-    bits = _mix((vocab_ids * _GOLDEN & _MASK)[None, :] ^ low[:, None])
-    bits = _mix(bits ^ high[:, None])
-    # Small variates decide an argmax, and they keep their relative precision: u is at least 2^-33.
-    uniform = (bits.to(torch.float32) + 0.5) * 2.0**-32
-    return -torch.log1p(-uniform)
+
+def _as_int32(x: torch.Tensor) -> torch.Tensor:
+    """The same 32 bits, from int64 in [0, 2^32)."""
+    return (x - ((x & 0x80000000) << 1)).to(torch.int32)

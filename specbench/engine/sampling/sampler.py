@@ -27,24 +27,34 @@ class SamplingRows:
     any_top_p: bool
 
 
-def sample(logits: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
-    """Token ids, int64 [num_rows], from fp32 logits [num_rows, vocab]. `rows` None: every row is greedy.
+def process(logits: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
+    """The logits whose softmax is each row's law, fp32 [num_rows, vocab]. `rows` None: every row is greedy.
 
-    A greedy tie goes to the lowest id. At a temperature the sample is argmax(logit - log E), E an Exp(1) variate keyed
-    by (request key, position, id): the Gumbel-max draw from the softmax.
+    A greedy row's law is all on its argmax: its logits come back without temperature.
     """
-    greedy_ids = logits.argmax(dim=-1)
     if rows is None:
-        return greedy_ids
+        return logits
     is_greedy = rows.temperature == 0
     processed = logits / torch.where(is_greedy, 1.0, rows.temperature)[:, None]  # pass 1: temperature
     if rows.any_top_k:
         processed = _mask_top_k(processed, rows.top_k)  # pass 2
     if rows.any_top_p:
         processed = _mask_top_p(processed, rows.top_p)  # pass 3
-    vocab_ids = torch.arange(logits.shape[-1], device=logits.device)
+    return processed
+
+
+def sample(processed: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
+    """Token ids, int64 [num_rows], from what `process` returned.
+
+    A greedy tie goes to the lowest id. At a temperature the sample is argmax(logit - log E), E an Exp(1) variate keyed
+    by (request key, position, id): the Gumbel-max draw from the softmax.
+    """
+    greedy_ids = processed.argmax(dim=-1)
+    if rows is None:
+        return greedy_ids
+    vocab_ids = torch.arange(processed.shape[-1], device=processed.device)
     noise = exponential_noise(rows.keys, rows.positions, TARGET_SAMPLE, vocab_ids)
-    return torch.where(is_greedy, greedy_ids, (processed - noise.log()).argmax(dim=-1))
+    return torch.where(rows.temperature == 0, greedy_ids, (processed - noise.log_()).argmax(dim=-1))
 
 
 def _mask_top_k(logits: torch.Tensor, top_k: torch.Tensor) -> torch.Tensor:

@@ -2,13 +2,30 @@
 
 Sample and match, exact for one-hot drafts: each verify row draws the token that plain decoding would draw at its
 position, and drafts are accepted while they equal it. Greedy requests are the case where the draw is the argmax.
+
+Drafts drawn from a law of their own are accepted by coins, exactly in law: one coin a draft against the ratio of target
+and draft probability (standard), or against what the whole block up to it is worth (block; Sun et al. 2024, "Block
+Verification Accelerates Speculative Decoding", arXiv 2403.10444). What was rejected is made good by a draw from what
+the draft's law lacks of the target's.
+
+Synthetic acceptance flips coins of given rates: its timing is real, its text means nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+from specbench.engine.sampling.noise import (
+    ACCEPTANCE,
+    RECOVERY,
+    TARGET_SAMPLE,
+    exponential_noise,
+    uniform_noise,
+    window_stream,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,22 +41,197 @@ class Verdict:
     # [num_requests] int64: draft ids >= 0 among the verified rows
     num_drafted: torch.Tensor
 
+    def where(self, is_this: torch.Tensor, other: Verdict) -> Verdict:
+        """This verdict for the requests of `is_this` ([num_requests] bool), the other for the rest."""
+        return Verdict(
+            torch.where(is_this[:, None], self.token_ids, other.token_ids),
+            torch.where(is_this, self.num_accepted, other.num_accepted),
+            torch.where(is_this, self.num_sampled, other.num_sampled),
+            self.num_drafted,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The drafts under verification, one window a request. A request without drafts has a window of one row."""
+
+    # [num_requests] int64: persistent rows
+    rows: torch.Tensor
+    # [num_requests, k] int64; -1: none, always rejected
+    draft_ids: torch.Tensor
+    # [num_requests] int64: verify rows less one
+    num_drafts: torch.Tensor
+    # [num_requests] int64: 1, or 0 for a partial chunk, which emits nothing
+    samples: torch.Tensor
+    # [num_requests] int64: request keys
+    keys: torch.Tensor
+    # [num_requests] int64: position of the first row; of any row where there is no draft
+    start: torch.Tensor
+
+    def is_drafted(self) -> torch.Tensor:
+        """[num_requests, k] bool."""
+        return _is_drafted(self.draft_ids, self.num_drafts)
+
+    def coins(self) -> torch.Tensor:
+        """[num_requests, k]: the uniform variate that decides on each draft."""
+        num_requests, k = self.draft_ids.shape
+        row = torch.arange(k, device=self.keys.device).repeat(num_requests)
+        one_id = torch.zeros(1, dtype=torch.int64, device=self.keys.device)
+        keys, start = self.keys.repeat_interleave(k), self.start.repeat_interleave(k)
+        return uniform_noise(keys, start, window_stream(ACCEPTANCE, row), one_id).view(num_requests, k)
+
 
 def sample_and_match(
     sampled_ids: torch.Tensor, draft_ids: torch.Tensor, num_drafts: torch.Tensor, samples: torch.Tensor
 ) -> Verdict:
     """Accept drafts while they equal the target's own samples.
 
-    sampled_ids: [num_requests, k + 1], row j's sample given the drafts before it (anything behind num_drafts).
-    draft_ids: [num_requests, k]; -1 marks a missing draft, which is always rejected. num_drafts: [num_requests], verify
-    rows less one. samples: [num_requests], 1, or 0 for a partial chunk, which emits nothing.
+    sampled_ids: [num_requests, k + 1], row j's sample given the drafts before it (anything behind num_drafts). The
+    others are those of `Windows`.
     """
     num_columns = draft_ids.shape[1]
     if num_columns == 0:
         zeros = torch.zeros_like(samples)
         return Verdict(sampled_ids, zeros, samples, zeros)
-    columns = torch.arange(num_columns, device=draft_ids.device)
-    is_drafted = (draft_ids >= 0) & (columns < num_drafts[:, None])
-    is_match = is_drafted & (draft_ids == sampled_ids[:, :-1])
-    num_accepted = is_match.long().cumprod(dim=1).sum(dim=1)
+    is_drafted = _is_drafted(draft_ids, num_drafts)
+    num_accepted = _length_of_prefix(is_drafted & (draft_ids == sampled_ids[:, :-1]))
     return Verdict(sampled_ids, num_accepted, num_accepted + samples, is_drafted.sum(dim=1))
+
+
+def accept_at_rates(sampled_ids: torch.Tensor, windows: Windows, rates: torch.Tensor) -> Verdict:
+    """Accept drafts by coins alone; the token behind them is the target's own sample.
+
+    sampled_ids: [num_requests, k + 1]. rates: fp32 [k], unconditional: rates[i] is the chance that drafts 0 .. i are
+    all accepted, so draft i is accepted with rates[i] / rates[i - 1] once those before it are.
+    """
+    before = torch.cat([torch.ones_like(rates[:1]), rates[:-1]])
+    conditional = torch.where(before > 0, rates / before, 0.0)
+    is_drafted = windows.is_drafted()
+    num_accepted = _length_of_prefix(is_drafted & (windows.coins() < conditional))
+    is_accepted = torch.arange(len(rates), device=rates.device) < num_accepted[:, None]
+    token_ids = sampled_ids.clone()
+    token_ids[:, :-1] = torch.where(is_accepted, windows.draft_ids, sampled_ids[:, :-1])
+    return Verdict(token_ids, num_accepted, num_accepted + windows.samples, is_drafted.sum(dim=1))
+
+
+def verify_draws(
+    rule: AcceptanceRule, windows: Windows, target: torch.Tensor, draft: torch.Tensor, positions: torch.Tensor
+) -> Verdict:
+    """Accept drafts that were drawn from a law of their own, and draw the token behind them.
+
+    target: fp32 [num_requests, k + 1, vocab], the law of each row's token. draft: fp32 [num_requests, k, vocab], the
+    laws that the drafts were drawn from. positions: [num_requests, k + 1], of each row's token.
+    """
+    k = windows.draft_ids.shape[1]
+    is_drafted = windows.is_drafted()
+    # Where a draft is missing, the window ends.
+    num_usable = _length_of_prefix(is_drafted)
+    ids = windows.draft_ids.clamp_min(0)[:, :, None]
+    usable = torch.arange(k, device=ids.device) < num_usable[:, None]
+    target_of_draft = target[:, :k].gather(2, ids)[:, :, 0].masked_fill(~usable, 0.0)
+    draft_of_draft = draft.gather(2, ids)[:, :, 0].masked_fill(~usable, 1.0)
+    accepted = rule(windows.coins(), num_usable, target, draft, target_of_draft, draft_of_draft)
+    last_ids = _last_tokens(windows, accepted, num_usable, target, draft, positions)
+    token_ids = torch.cat([windows.draft_ids, last_ids[:, None]], dim=1)
+    token_ids.scatter_(1, accepted.num_accepted[:, None], last_ids[:, None])
+    return Verdict(token_ids, accepted.num_accepted, accepted.num_accepted + windows.samples, is_drafted.sum(dim=1))
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What an acceptance rule decided."""
+
+    # [num_requests] int64
+    num_accepted: torch.Tensor
+    # [num_requests] fp32: what the target's law is scaled by before the draft's is taken from it
+    scale: torch.Tensor
+
+
+#: coins [n, k], num_usable [n], target [n, k + 1, vocab], draft [n, k, vocab], and both laws' probabilities of each
+#: draft, [n, k] (0 and 1 behind num_usable).
+AcceptanceRule = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], Accepted
+]
+
+
+def standard_rule(
+    coins: torch.Tensor,
+    num_usable: torch.Tensor,
+    target: torch.Tensor,
+    draft: torch.Tensor,
+    target_of_draft: torch.Tensor,
+    draft_of_draft: torch.Tensor,
+) -> Accepted:
+    """Each draft with min(1, target / draft), up to the first that is rejected (Leviathan et al. 2023)."""
+    num_accepted = _length_of_prefix(coins * draft_of_draft < target_of_draft)
+    return Accepted(num_accepted, torch.ones_like(num_accepted, dtype=target.dtype))
+
+
+def block_rule(
+    coins: torch.Tensor,
+    num_usable: torch.Tensor,
+    target: torch.Tensor,
+    draft: torch.Tensor,
+    target_of_draft: torch.Tensor,
+    draft_of_draft: torch.Tensor,
+) -> Accepted:
+    """The longest block whose own coin lets it through, whatever the coins before it said (Sun et al. 2024, alg. 2).
+
+    worth_0 = 1, worth_i = min(1, worth_(i-1) * target / draft of draft i). lack_i = sum of
+    max(worth_i * target - draft, 0) over the next row. A block of i drafts passes with lack_i / (lack_i + 1 - worth_i),
+    the whole window with its worth.
+    """
+    k = coins.shape[1]
+    ratio = target_of_draft / draft_of_draft
+    worth = torch.ones(len(coins), k + 1, dtype=target.dtype, device=target.device)
+    for i in range(k):
+        worth[:, i + 1] = (worth[:, i] * ratio[:, i]).clamp_max(1.0)
+    # [n, k - 1]: of blocks of 1 .. k - 1 drafts
+    inner = worth[:, 1:k]
+    lack = (inner[:, :, None] * target[:, 1:k] - draft[:, 1:]).clamp_min_(0.0).sum(dim=-1)
+    denominator = lack + 1.0 - inner
+    passes = torch.where(denominator > 0, lack / denominator, 1.0)
+    length = torch.arange(1, k + 1, device=coins.device)
+    chance = torch.where(length == num_usable[:, None], worth[:, 1:], torch.nn.functional.pad(passes, (0, 1)))
+    is_passed = (coins < chance) & (length <= num_usable[:, None])
+    num_accepted = (is_passed * length).amax(dim=1)
+    return Accepted(num_accepted, worth.gather(1, num_accepted[:, None])[:, 0])
+
+
+#: rejection_sample_method -> rule for drafts with probabilities.
+ACCEPTANCE_RULES: dict[str, AcceptanceRule] = {"standard": standard_rule, "block": block_rule}
+
+
+def _last_tokens(
+    windows: Windows,
+    accepted: Accepted,
+    num_usable: torch.Tensor,
+    target: torch.Tensor,
+    draft: torch.Tensor,
+    positions: torch.Tensor,
+) -> torch.Tensor:
+    """The token behind the accepted drafts, [num_requests]: behind a rejection a draw from what the draft's law lacks
+    of the target's, else (all accepted, or nothing drafted) the plain sample of its position."""
+    row = accepted.num_accepted
+    requests = torch.arange(len(row), device=row.device)
+    is_recovery = row < num_usable
+    law = target[requests, row]
+    lacking = accepted.scale[:, None] * law - draft[requests, row.clamp_max(draft.shape[1] - 1)]
+    lacking = lacking.clamp_min_(0.0)
+    # Laws that are equal but for rounding lack nothing: whatever was rejected, the target's own law is right.
+    use_lacking = is_recovery & (lacking.sum(dim=-1) > 0)
+    weights = torch.where(use_lacking[:, None], lacking, law)
+    stream = torch.where(is_recovery, window_stream(RECOVERY, row), TARGET_SAMPLE)
+    at = torch.where(is_recovery, windows.start, positions[requests, row])
+    vocab_ids = torch.arange(law.shape[-1], device=law.device)
+    return (weights / exponential_noise(windows.keys, at, stream, vocab_ids)).argmax(dim=-1)
+
+
+def _is_drafted(draft_ids: torch.Tensor, num_drafts: torch.Tensor) -> torch.Tensor:
+    columns = torch.arange(draft_ids.shape[1], device=draft_ids.device)
+    return (draft_ids >= 0) & (columns < num_drafts[:, None])
+
+
+def _length_of_prefix(is_in: torch.Tensor) -> torch.Tensor:
+    """[n, k] bool -> [n] int64: how many columns hold before the first that does not."""
+    return is_in.long().cumprod(dim=1).sum(dim=1)

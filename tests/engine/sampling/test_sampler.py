@@ -2,7 +2,7 @@
 
 import torch
 
-from specbench.engine.sampling.sampler import SamplingRows, sample
+from specbench.engine.sampling.sampler import SamplingRows, process, sample
 
 
 def rows(num_rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> SamplingRows:
@@ -17,8 +17,12 @@ def rows(num_rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float =
     )
 
 
+def draw(logits: torch.Tensor, params: SamplingRows | None) -> torch.Tensor:
+    return sample(process(logits, params), params)
+
+
 def frequencies(logits: torch.Tensor, params: SamplingRows) -> torch.Tensor:
-    ids = sample(logits.expand(len(params.keys), -1), params)
+    ids = draw(logits.expand(len(params.keys), -1), params)
     return torch.bincount(ids, minlength=len(logits)) / len(ids)
 
 
@@ -33,8 +37,8 @@ COUNT = 40_000
 
 def test_greedy_rows_take_the_lowest_of_equal_ids():
     logits = torch.tensor([[0.0, 3.0, 3.0], [1.0, 0.0, 1.0]])
-    assert sample(logits, None).tolist() == [1, 0]
-    assert sample(logits, rows(2, temperature=0.0)).tolist() == [1, 0]
+    assert draw(logits, None).tolist() == [1, 0]
+    assert draw(logits, rows(2, temperature=0.0)).tolist() == [1, 0]
 
 
 def test_temperature_samples_the_softmax():
@@ -65,7 +69,7 @@ def test_mixed_batches_leave_each_row_its_own_law():
         any_top_k=True,
         any_top_p=True,
     )
-    together = sample(logits, mixed)
+    together = draw(logits, mixed)
     for row in range(6):
         one = SamplingRows(
             mixed.temperature[row : row + 1],
@@ -76,4 +80,4 @@ def test_mixed_batches_leave_each_row_its_own_law():
             any_top_k=bool(mixed.top_k[row] > 0),
             any_top_p=bool(mixed.top_p[row] < 1),
         )
-        assert sample(logits[:1], one)[0] == together[row]
+        assert draw(logits[:1], one)[0] == together[row]
