@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from specbench import __version__, environment, terminal
+from specbench.arrivals import make_load
 from specbench.engine.config import EngineConfig
 from specbench.errors import UserError
 from specbench.evals.task import Task, rescore, score_result, warmup_requests
 from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Load, Target
-from specbench.load import make_load
 from specbench.outcome import Outcome
 from specbench.plan import Plan, fingerprint, prepare
 from specbench.record_columns import EngineStepColumns

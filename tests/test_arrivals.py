@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from specbench.load import ClosedLoad, make_load
+from specbench.arrivals import ClosedLoad, make_load
 from specbench.run_config import LoadConfig
 
 
