@@ -28,6 +28,7 @@ from specbench.generate import GenerateListener, GenerateRequest, GenerateResult
 from specbench.outcome import Outcome
 from specbench.plan import Plan, fingerprint, prepare
 from specbench.record_columns import EngineStepColumns
+from specbench.recorded_drafts import AUTO, DRAFTS_FILE, recorded_in, write_drafts
 from specbench.records import EngineStep, OutputCheck, RunRecord
 from specbench.redaction import redact
 from specbench.reports.identities import broken_identities
@@ -174,7 +175,7 @@ def execute(
     requests = _unfinished(plan.requests, log)
     with _honest_ending(record, directory, len(plan.requests)):
         machinery = embedded_machinery()
-        engine = machinery.start_engine(plan.engine_config, clock, terminal.status)
+        engine = machinery.start_engine(_with_drafts(plan, machinery, directory, clock), clock, terminal.status)
         results = _in_order(plan, _earlier_results(log) + _measure(plan, engine, directory, requests, log))
         terminal.status("checking the output")
         record.output_check = _check_output(plan.config, machinery, engine, results)
@@ -186,6 +187,29 @@ def execute(
         metrics, _ = recompute(directory.path)
     terminal.print_closing_table(record, metrics, record.notices[len(plan.notices) :], directory.path / REPORT_FILE)
     return Outcome("finished", _exit_code(metrics), directory.path, metrics)
+
+
+def _with_drafts(plan: Plan, machinery: Machinery, directory: RunDirectory, clock: Callable[[], float]) -> EngineConfig:
+    """The engine's settings, recorded drafts as a file of this run where it needs them."""
+    config, drafts = plan.engine_config, plan.config.spec.drafts
+    if drafts is None or (drafts != AUTO and Path(drafts).is_file()):
+        return config
+    file = directory.path / DRAFTS_FILE
+    if drafts != AUTO:
+        write_drafts(file, recorded_in(Path(drafts)))
+    elif not file.exists():  # a resumed run has recorded them
+        terminal.status("recording plain decoding to draft from")
+        plain = machinery.start_engine(_plain(config), clock, terminal.status)
+        results: list[GenerateResult] = []
+        requests = [request for request in plan.requests if request.repeat == 0]
+        plain.generate(requests, make_load(plan.config.load), GenerateListener(results.append))
+        write_drafts(file, [(result.prompt_token_ids, result.output_token_ids) for result in results])
+    return dataclasses.replace(config, drafts=str(file))
+
+
+def _plain(config: EngineConfig) -> EngineConfig:
+    """The same engine without speculation."""
+    return dataclasses.replace(config, num_speculative_tokens=0, proposer="none", faults=(), drafts=None)
 
 
 def _measure(
@@ -318,8 +342,7 @@ def _baseline_notices(plan: Plan, machinery: Machinery, engine: Target, clock: C
     terminal.status("measuring plain decoding beside it")
     requests = [request for request in plan.requests if request.repeat == 0][:count]
     load = make_load(plan.config.load)
-    plain_config = dataclasses.replace(plan.engine_config, num_speculative_tokens=0, proposer="none", faults=())
-    plain_engine = machinery.start_engine(plain_config, clock, terminal.status)
+    plain_engine = machinery.start_engine(_plain(plan.engine_config), clock, terminal.status)
     speculative = _token_per_s(engine, requests, load, clock)
     plain = _token_per_s(plain_engine, requests, load, clock)
     verdict = "speculation loses here" if speculative < plain else "speculation gains here"

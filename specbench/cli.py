@@ -113,9 +113,9 @@ def conf_dir() -> Path:
 
 
 def groups() -> dict[str, list[str]]:
-    """Group -> its options."""
+    """Group -> its options. A file whose name begins with "_" is what options of its group start from."""
     return {
-        folder.name: sorted(path.stem for path in folder.glob("*.yaml"))
+        folder.name: sorted(path.stem for path in folder.glob("[!_]*.yaml"))
         for folder in sorted(conf_dir().iterdir())
         if folder.is_dir()
     }

@@ -18,19 +18,16 @@ from specbench import environment
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.memory import MemoryPlan, plan_memory
-from specbench.engine.models.registry import (
-    check_checkpoint,
-    load_model_config,
-    module_cache_groups,
-    target_cache_groups,
-)
+from specbench.engine.models.registry import check_checkpoint, load_model_config, target_cache_groups
+from specbench.engine.proposers.registry import make_proposer
 from specbench.errors import UserError
 from specbench.evals.registry import load_task
 from specbench.evals.task import Task, measured_requests
 from specbench.generate import GenerateRequest
 from specbench.model_choice import ModelChoice, choose_model
+from specbench.recorded_drafts import check_drafts
 from specbench.records import ModelIdentity
-from specbench.run_config import CheckpointFacts, RunConfig, resolve
+from specbench.run_config import CheckpointFacts, RunConfig, SpecConfig, resolve
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 _KNOWN_HASHES: dict[tuple, str] = {}
@@ -67,12 +64,14 @@ class Plan:
         return max(0, int(self.config.cache.memory_fraction * free) - self.weight_bytes)
 
     def plan_caches(self) -> MemoryPlan:
-        """Blocks and bytes of the caches, a proposer's own buffers apart. UserError where not one request fits."""
+        """Blocks and bytes of the caches. UserError where not one request fits."""
         engine = self.engine_config
-        specs = target_cache_groups(self.checkpoint, engine.dtype)
-        if engine.num_speculative_tokens:
-            specs += module_cache_groups(self.checkpoint, engine.dtype, engine.num_speculative_tokens, engine.faults)[0]
-        return plan_memory(engine, specs, fixed_bytes=0)
+        specs, fixed_bytes = target_cache_groups(self.checkpoint, engine.dtype), 0
+        proposer = make_proposer(engine, self.checkpoint)
+        if proposer is not None:
+            requirements = proposer.requirements()
+            specs, fixed_bytes = specs + requirements.cache_groups, requirements.fixed_bytes
+        return plan_memory(engine, specs, fixed_bytes)
 
     @property
     def num_parameters(self) -> int:
@@ -114,12 +113,14 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
             f"model.checkpoint: unset, so {choice.ran} would run in place of {choice.requested}, which strict=true "
             "refuses; name a checkpoint, or say model=inkling_nano"
         )
-    check_checkpoint(checkpoint, model_config, num_modules=config.spec.num_speculative_tokens or 0)
+    check_checkpoint(checkpoint, model_config, num_modules=_num_modules_used(config.spec))
     if config.cache.block_size < model_config.conv_kernel_size - 1:
         raise UserError(
             f"cache.block_size: {config.cache.block_size} is below {model_config.conv_kernel_size - 1}, the tokens "
             f"that a convolution of {model_config.conv_kernel_size} looks back; raise it"
         )
+    if config.spec.drafts is not None:
+        check_drafts(config.spec.drafts, lambda: checkpoint_sha256(checkpoint))
     task = load_task(config.eval, packaged_model=choice.packaged)
     if config.strict and task.data.packaged and choice.requested != "inkling_nano":
         raise UserError(
@@ -186,6 +187,13 @@ def free_bytes(device: str) -> int | None:
     return torch.cuda.mem_get_info(torch.device(device))[0]
 
 
+def _num_modules_used(spec: SpecConfig) -> int:
+    """MTP modules of the checkpoint that a resolved configuration runs."""
+    if spec.method != "mtp":
+        return 0
+    return 1 if spec.modules == "single" else spec.num_speculative_tokens or 0
+
+
 def make_engine_config(config: RunConfig, checkpoint: Path, cache_bytes_limit: int | None) -> EngineConfig:
     """The embedded engine's settings from a resolved configuration."""
     spec, max_model_len = config.spec, config.model.max_model_len
@@ -201,13 +209,19 @@ def make_engine_config(config: RunConfig, checkpoint: Path, cache_bytes_limit: i
         block_size=config.cache.block_size,
         num_blocks=config.cache.num_blocks,
         num_speculative_tokens=num_drafts,
-        proposer="none" if spec.method == "none" else "mtp_multi",
+        proposer=f"mtp_{spec.modules}" if spec.method == "mtp" else spec.method,
         hidden_feedback="chain" if spec.hidden_feedback == "auto" else spec.hidden_feedback,
         trim_to_max_tokens=spec.trim_to_max_tokens,
         draft_sample_method=spec.draft_sample_method,
         rejection_sample_method=spec.rejection_sample_method,
         synthetic_acceptance_rates=spec.synthetic_acceptance_rates or (),
         faults=spec.faults,
+        draft_checkpoint=spec.checkpoint,
+        ngram_min=spec.ngram_min,
+        ngram_max=spec.ngram_max,
+        drafts=spec.drafts,
+        accepted_counts=spec.accepted_counts,
+        accepted_rates=spec.accepted_rates,
         tokenizer=config.model.tokenizer,
         chat_template=config.model.chat_template,
         cache_bytes_limit=cache_bytes_limit,

@@ -72,12 +72,23 @@ class ModelConfig:
 @dataclass(frozen=True, slots=True)
 class SpecConfig:
     name: str
-    method: Annotated[str, OneOf(("none", "mtp"))]
-    #: None takes the number of modules in the checkpoint.
+    method: Annotated[str, OneOf(("none", "mtp", "ngram", "stub"))]
+    #: None takes the number of modules in the checkpoint (mtp).
     num_speculative_tokens: Positive | None
-    #: "auto" goes by the checkpoint.
-    modules: Annotated[str, OneOf(("auto", "multi"))]
-    #: "auto" goes by the model family.
+    #: mtp: "multi" runs N modules once each, "single" runs one N times; "auto" goes by how many the checkpoint has.
+    modules: Annotated[str, OneOf(("auto", "single", "multi"))]
+    #: draft_model: its folder, or a repository on the hub.
+    checkpoint: str | None
+    #: ngram: the newest tokens that must occur before, at least and at most.
+    ngram_min: Positive
+    ngram_max: Positive
+    #: stub: where right drafts come from: a run directory, a file of JSON lines, or "auto", plain decoding first.
+    drafts: str | None
+    #: stub: drafts accepted at a request's 1st, 2nd, ... step, over again; None: 0 .. num_speculative_tokens in turn.
+    accepted_counts: tuple[int, ...] | None
+    #: stub: in place of accepted_counts, share of steps that accept more than i drafts, for each position i.
+    accepted_rates: tuple[float, ...] | None
+    #: mtp of several modules: "auto" goes by the model family.
     hidden_feedback: Annotated[str, OneOf(("auto", "chain", "target"))]
     trim_to_max_tokens: bool
     #: A draft is the argmax of its logits, or drawn from their softmax at the request's temperature.
@@ -272,20 +283,35 @@ def _model_len(config: RunConfig, facts: CheckpointFacts) -> int:
 def _spec_changes(spec: SpecConfig, facts: CheckpointFacts) -> dict[str, Any]:
     if spec.method == "none":
         return {}
+    changes = _mtp_changes(spec, facts) if spec.method == "mtp" else {}
+    num_drafts = changes.get("num_speculative_tokens", spec.num_speculative_tokens)
+    assert num_drafts is not None
+    if spec.rejection_sample_method == "synthetic":
+        changes["synthetic_acceptance_rates"] = _synthetic_rates(spec, num_drafts)
+    if spec.method == "stub" and spec.accepted_counts is None and spec.accepted_rates is None:
+        changes["accepted_counts"] = tuple(range(num_drafts + 1))
+    return changes
+
+
+def _mtp_changes(spec: SpecConfig, facts: CheckpointFacts) -> dict[str, Any]:
     if facts.num_modules == 0:
-        raise UserError(f"spec.method: {facts.path} has no MTP modules; say spec=none")
+        raise UserError(f"spec.method: {facts.path} has no MTP modules; say spec=ngram, spec=draft_model or spec=none")
     asked = spec.num_speculative_tokens
+    is_multi = spec.modules == "multi" or (spec.modules == "auto" and facts.num_modules > 1)
+    if not is_multi:
+        if spec.hidden_feedback == "target":
+            raise UserError(
+                "spec.hidden_feedback: the later rows of one module that runs again have no target's hidden; say chain"
+            )
+        if spec.faults:
+            raise UserError("spec.faults: these are faults of several modules; say spec=mtp_multi")
+        return {"modules": "single", "num_speculative_tokens": asked or 1}
     if asked is not None and asked > facts.num_modules:
         raise UserError(
             f"spec.num_speculative_tokens: {asked} drafts need {asked} MTP modules, {facts.path} has "
-            f"{facts.num_modules}; say at most {facts.num_modules}"
+            f"{facts.num_modules}; say at most {facts.num_modules}, or spec.modules=single to run one module again"
         )
-    changes: dict[str, Any] = {"modules": "multi"}
-    num_drafts = facts.num_modules if asked is None else asked
-    if asked is None:
-        changes["num_speculative_tokens"] = num_drafts
-    if spec.rejection_sample_method == "synthetic":
-        changes["synthetic_acceptance_rates"] = _synthetic_rates(spec, num_drafts)
+    changes: dict[str, Any] = {"modules": "multi", "num_speculative_tokens": asked or facts.num_modules}
     if spec.hidden_feedback == "auto":
         changes["hidden_feedback"] = facts.hidden_feedback
     return changes
@@ -342,17 +368,55 @@ def _check_spec_sampling(spec: SpecConfig) -> None:
         )
 
 
-def _check_across_groups(config: RunConfig) -> None:
-    """The rules that need no checkpoint."""
-    spec, engine = config.spec, config.engine
+def _check_spec(spec: SpecConfig) -> None:
+    """What the keys of the spec group mean to each other."""
     if spec.method == "none" and spec.num_speculative_tokens is not None:
-        raise UserError("spec.num_speculative_tokens: drafts need a method; say spec=mtp1 to mtp8 or spec=mtp_multi")
-    _check_spec_sampling(spec)
+        raise UserError("spec.num_speculative_tokens: drafts need a method; say spec=mtp8, or another spec=NAME")
+    if spec.method not in ("none", "mtp") and spec.num_speculative_tokens is None:
+        raise UserError(f"spec.num_speculative_tokens: spec.method={spec.method} needs a number; say 4")
     for fault in spec.faults:
         if fault not in FAULTS:
             raise UserError(f"spec.faults: unknown fault {fault!r}; {near_name(fault, FAULTS)}")
-    if spec.method == "none" and spec.faults:
-        raise UserError("spec.faults: there is nothing to break with spec.method=none; say spec=mtp8")
+    for key, value, method in (
+        ("faults", spec.faults, "mtp"),
+        ("checkpoint", spec.checkpoint, "draft_model"),
+        ("drafts", spec.drafts, "stub"),
+        ("accepted_counts", spec.accepted_counts, "stub"),
+        ("accepted_rates", spec.accepted_rates, "stub"),
+    ):
+        if value and spec.method != method:
+            raise UserError(f"spec.{key}: has a meaning with spec.method={method} only, not with {spec.method}")
+    if spec.ngram_min > spec.ngram_max:
+        raise UserError(f"spec.ngram_min: {spec.ngram_min} is above spec.ngram_max={spec.ngram_max}; lower it")
+    if spec.method == "stub":
+        _check_stub(spec)
+    _check_spec_sampling(spec)
+
+
+def _check_stub(spec: SpecConfig) -> None:
+    k = spec.num_speculative_tokens
+    assert k is not None
+    if spec.drafts is None:
+        raise UserError("spec.drafts: unset; say auto, or name a run directory or a file of JSON lines")
+    counts, rates = spec.accepted_counts, spec.accepted_rates
+    if counts is not None and rates is not None:
+        raise UserError("spec.accepted_rates: spec.accepted_counts is there too; leave one of them null")
+    if counts is not None and (not counts or min(counts) < 0 or max(counts) > k):
+        raise UserError(
+            f"spec.accepted_counts: must be numbers of 0 .. {k} (num_speculative_tokens), not {list(counts)}"
+        )
+    falls = rates is None or all(low <= high for low, high in zip((*rates, 0.0), (1.0, *rates), strict=True))
+    if rates is not None and (len(rates) != k or not falls):
+        raise UserError(
+            f"spec.accepted_rates: must be {k} shares (num_speculative_tokens) in 0 .. 1, none above the one before "
+            f"it, not {list(rates)}"
+        )
+
+
+def _check_across_groups(config: RunConfig) -> None:
+    """The rules that need no checkpoint."""
+    spec, engine = config.spec, config.engine
+    _check_spec(spec)
     if config.parallel.tensor_parallel_size != 1:
         raise UserError("parallel.tensor_parallel_size: the embedded engine runs on 1 device; say parallel=tp1")
     name, _, index = engine.device.partition(":")
@@ -381,7 +445,8 @@ def _check_resolved(config: RunConfig, facts: CheckpointFacts) -> None:
             f"eval.max_output_tokens: {config.eval.max_output_tokens} leaves no room for a prompt in a context of "
             f"{max_model_len} tokens"
         )
-    num_modules = config.spec.num_speculative_tokens or 0
+    is_multi = config.spec.method == "mtp" and config.spec.modules == "multi"
+    num_modules = (config.spec.num_speculative_tokens or 0) if is_multi else 0
     if config.engine.max_num_batched_tokens < num_modules:
         raise UserError(
             f"engine.max_num_batched_tokens: {config.engine.max_num_batched_tokens} is below {num_modules}, the prompt "

@@ -16,7 +16,7 @@ FLOORS = (
     ("records", "errors", "engine.kernels"),
     ("generate", "redaction", "record_columns", "record_tables", "outcome", "engine.config", "engine.cache_group"),
     ("run_directory", "run_config"),
-    ("engine", "servers", "evals", "arrivals", "reports", "environment", "model_choice"),
+    ("engine", "servers", "evals", "arrivals", "reports", "environment", "model_choice", "recorded_drafts"),
     ("plan",),
     ("terminal",),
     ("benchmark", "doctor"),

@@ -27,6 +27,12 @@ VALUES: dict[str, Any] = {
         "method": "mtp",
         "num_speculative_tokens": 4,
         "modules": "auto",
+        "checkpoint": None,
+        "ngram_min": 2,
+        "ngram_max": 4,
+        "drafts": None,
+        "accepted_counts": None,
+        "accepted_rates": None,
         "hidden_feedback": "auto",
         "trim_to_max_tokens": False,
         "draft_sample_method": "greedy",
@@ -60,6 +66,7 @@ VALUES: dict[str, Any] = {
 FACTS = CheckpointFacts(
     path="folder", packaged=False, num_modules=8, max_model_len=128, dtype="bfloat16", hidden_feedback="chain"
 )
+STUB = {"spec__method": "stub", "spec__drafts": "auto"}
 
 
 def values(**changes: Any) -> dict[str, Any]:
@@ -106,6 +113,27 @@ def test_round_trip() -> None:
         ({"spec": "mtp8"}, "spec: a config group, not a value; say spec.KEY=VALUE"),
         ({"engine__device": "cuda:x"}, "engine.device: unknown device 'cuda:x'; say auto, cpu, cuda or cuda:N"),
         ({"spec__method": "none"}, "spec.num_speculative_tokens: drafts need a method"),
+        (
+            {"spec__method": "ngram", "spec__num_speculative_tokens": None},
+            "spec.num_speculative_tokens: spec.method=ngram",
+        ),
+        ({"spec__ngram_min": 5}, "spec.ngram_min: 5 is above spec.ngram_max=4"),
+        ({"spec__checkpoint": "D"}, "spec.checkpoint: has a meaning with spec.method=draft_model only, not with mtp"),
+        ({"spec__drafts": "auto"}, "spec.drafts: has a meaning with spec.method=stub only, not with mtp"),
+        ({"spec__method": "stub"}, "spec.drafts: unset; say auto"),
+        (STUB | {"spec__accepted_counts": [0, 5]}, "spec.accepted_counts: must be numbers of 0 .. 4"),
+        (STUB | {"spec__accepted_counts": [0, -1]}, "spec.accepted_counts: must be numbers of 0 .. 4"),
+        (
+            STUB | {"spec__accepted_counts": 3},
+            "spec.accepted_counts: must be a list of whole numbers such as [1,2], not 3",
+        ),
+        (STUB | {"spec__accepted_rates": [1, 0.5]}, "spec.accepted_rates: must be 4 shares"),
+        (STUB | {"spec__accepted_rates": [0.5, 0.6, 0, 0]}, "spec.accepted_rates: must be 4 shares"),
+        (STUB | {"spec__accepted_rates": [1.1, 0, 0, 0]}, "spec.accepted_rates: must be 4 shares"),
+        (
+            STUB | {"spec__accepted_rates": [1, 1, 0, 0], "spec__accepted_counts": [1]},
+            "spec.accepted_rates: spec.accepted_counts is there too",
+        ),
         ({"parallel__tensor_parallel_size": 2}, "parallel.tensor_parallel_size: the embedded engine runs on 1 device"),
         ({"sampling__top_k": 5}, "sampling.temperature: top_k and top_p do nothing at temperature 0"),
         ({"model__name": "hf"}, "model.checkpoint: model=hf needs one"),
@@ -179,9 +207,34 @@ def test_a_plain_baseline_runs_beside_the_packaged_model(
 
 def test_drafts_need_modules() -> None:
     plain = CheckpointFacts("folder", False, 0, 128, "float32", "chain")
-    with pytest.raises(UserError, match=r"spec\.method: folder has no MTP modules; say spec=none"):
+    with pytest.raises(UserError, match=r"spec\.method: folder has no MTP modules; say spec=ngram, "):
         resolved(plain)
     assert resolved(plain, spec__method="none", spec__num_speculative_tokens=None).spec.num_speculative_tokens is None
+
+
+def test_the_checkpoint_decides_between_one_module_and_several() -> None:
+    one = dataclasses.replace(FACTS, num_modules=1)
+    spec = resolved(one).spec
+    assert (spec.modules, spec.num_speculative_tokens) == ("single", 4)
+    assert resolved(one, spec__num_speculative_tokens=None).spec.num_speculative_tokens == 1
+    assert resolved().spec.modules == "multi"
+    spec = resolved(spec__modules="single", spec__num_speculative_tokens=13).spec
+    assert (spec.modules, spec.num_speculative_tokens) == ("single", 13)
+    with pytest.raises(UserError, match=r"spec\.num_speculative_tokens: 4 drafts need 4 MTP modules, folder has 1"):
+        resolved(one, spec__modules="multi")
+    for changes, key in (
+        ({"spec__hidden_feedback": "target"}, "hidden_feedback"),
+        ({"spec__faults": ["raw_embedding"]}, "faults"),
+    ):
+        with pytest.raises(UserError, match=rf"spec\.{key}: .*say "):
+            resolved(spec__modules="single", **changes)
+
+
+def test_the_stub_accepts_every_count_in_turn_unless_told_otherwise() -> None:
+    assert resolved(**STUB).spec.accepted_counts == (0, 1, 2, 3, 4)
+    assert resolved(**STUB, spec__accepted_counts=[4]).spec.accepted_counts == (4,)
+    rates = resolved(**STUB, spec__accepted_rates=[1, 0.5, 0.5, 0]).spec
+    assert (rates.accepted_counts, rates.accepted_rates) == (None, (1.0, 0.5, 0.5, 0.0))
 
 
 def test_what_resolving_puts_in() -> None:

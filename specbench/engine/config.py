@@ -52,6 +52,17 @@ class EngineConfig:
     #: Synthetic only: chance that drafts 0 .. i are all accepted, for each i below k.
     synthetic_acceptance_rates: tuple[float, ...] = ()
     faults: tuple[str, ...] = ()
+    #: Of proposer "draft_model": folder of the draft's checkpoint.
+    draft_checkpoint: str | None = None
+    #: Of proposer "ngram": the newest tokens that must occur before, at least and at most.
+    ngram_min: int = 2
+    ngram_max: int = 4
+    #: Of proposer "stub": a file of JSON lines with `prompt_token_ids` and `output_token_ids`.
+    drafts: str | None = None
+    #: Of proposer "stub": drafts accepted at each step of a request, over again; or, in its place, the share of steps
+    #: that accept more than i drafts, for each position i.
+    accepted_counts: tuple[int, ...] | None = None
+    accepted_rates: tuple[float, ...] | None = None
     #: A folder or file; None takes the checkpoint's own.
     tokenizer: str | None = None
     #: A Jinja file; None takes the checkpoint's own.

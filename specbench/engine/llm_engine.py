@@ -22,7 +22,7 @@ from specbench.engine.layers.cache import CachePool
 from specbench.engine.models.registry import build_model, load_model_config
 from specbench.engine.output_stream import OutputStream
 from specbench.engine.proposers.proposer import ProposerRequirements
-from specbench.engine.proposers.registry import PROPOSERS
+from specbench.engine.proposers.registry import make_proposer
 from specbench.engine.request import Request
 from specbench.engine.sampling.drafting import draft_probability_bytes
 from specbench.engine.scheduling.kv_cache import KVCacheManager
@@ -70,7 +70,7 @@ class LLMEngine:
         on_progress("loading weights")
         device = torch.device(config.device)
         self.model = build_model(checkpoint, self.model_config, _DTYPES[config.dtype], device)
-        proposer = None if config.proposer == "none" else PROPOSERS[config.proposer](config, checkpoint)
+        proposer = make_proposer(config, checkpoint)
         requirements = _NO_PROPOSER if proposer is None else proposer.requirements()
         specs = self.model.cache_groups() + requirements.cache_groups
         _check_sampling(config, requirements)

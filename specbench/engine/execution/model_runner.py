@@ -17,7 +17,7 @@ from specbench.engine.execution.request_state import RequestState
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, RowLayout, TargetOutput
 from specbench.engine.models.target import TargetModel
-from specbench.engine.proposers.proposer import DraftBatch, Proposer
+from specbench.engine.proposers.proposer import AdmittedRequest, DraftBatch, Proposer
 from specbench.engine.sampling.drafting import DraftSampling, allocate_draft_probabilities
 from specbench.engine.sampling.sampler import SamplingRows, process, sample
 from specbench.engine.sampling.verification import (
@@ -28,7 +28,7 @@ from specbench.engine.sampling.verification import (
     sample_and_match,
     verify_draws,
 )
-from specbench.engine.scheduling.step import SchedulerOutput, StepOutput
+from specbench.engine.scheduling.step import PARTIAL_CHUNK, SchedulerOutput, StepOutput
 
 
 class ModelRunner:
@@ -145,11 +145,13 @@ class ModelRunner:
         draft_columns = torch.where(is_sampled, num_tokens, self.state.spill_column)
         draft_batch = DraftBatch(
             rows=batch.rows,
+            rows_np=output.rows,
             query_start_loc_np=batch.indices.query_start_loc_np,
             first_position=batch.first_position,
             num_valid=num_computed - batch.first_position,
             num_accepted=verdict.num_accepted,
             is_chunk_np=batch.indices.is_chunk_np,
+            is_partial_np=tuple(mode == PARTIAL_CHUNK for mode in output.modes),
             max_seq_lens_np=output.max_seq_lens,
             hidden_states=hidden.hidden_states,
             residual=hidden.residual,
@@ -158,6 +160,7 @@ class ModelRunner:
             block_tables=batch.block_tables[self.num_target_groups :],
             caches=self.caches,
             sampling=self._draft_sampling(output, batch, num_tokens),
+            admitted=[AdmittedRequest(new.row, new.token_ids, new.key) for new in output.new_requests],
         )
         self.proposer.propose(draft_batch)
         columns = draft_columns[:, None] + self.state.columns[: self.k]

@@ -27,10 +27,26 @@ class ProposerRequirements:
     cache_groups: tuple[CacheGroupSpec, ...]
     #: Prompt tokens beyond its own position that a row reads. A prompt chunk never leaves 1 .. this - 1 tokens.
     num_prompt_lookahead: int
-    #: Bytes of persistent buffers outside the caches.
+    #: Bytes of persistent buffers, and of weights that are not in the target's checkpoint, outside the caches.
     fixed_bytes: int
     #: Whether drafts come from logits, by `DraftBatch.sample_draft`: what spec.draft_sample_method=probabilistic needs.
     has_draft_logits: bool
+
+    @property
+    def cache_bytes_per_token(self) -> int:
+        """What drafting keeps for every token of a request, all cache groups together."""
+        return sum(group.bytes_per_token for group in self.cache_groups)
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedRequest:
+    """A request that took over a persistent row in this step, as the host knows it."""
+
+    row: int
+    #: Prompt, and on resumption the tokens generated before.
+    token_ids: Sequence[int]
+    #: The random stream's 64-bit key.
+    key: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +56,9 @@ class DraftBatch:
     A request's committed tokens and, behind them, its drafts are one row of the token pool.
     """
 
-    # [num_requests] int64: persistent rows
+    # [num_requests] int64: persistent rows; the same on the host
     rows: torch.Tensor
+    rows_np: Sequence[int]
     # [num_requests + 1]: rows of the target's layout, on the host
     query_start_loc_np: tuple[int, ...]
     # [num_requests] int64: position of each request's first row
@@ -50,8 +67,10 @@ class DraftBatch:
     num_valid: torch.Tensor
     # [num_requests] int64: accepted drafts of the verification just done; 0 for chunks
     num_accepted: torch.Tensor
-    # on the host, by request: whether its rows are a chunk of a prompt rather than a verification
+    # on the host, by request: whether its rows are a chunk of a prompt rather than a verification, and whether that
+    # leaves part of the prompt, so that nobody reads its drafts
     is_chunk_np: tuple[bool, ...]
+    is_partial_np: tuple[bool, ...]
     # on the host, by request: upper bound of the sequence length, this step's rows included
     max_seq_lens_np: Sequence[int]
     # [num_tokens, hidden]: the target's hidden after its final norm, every row
@@ -66,6 +85,8 @@ class DraftBatch:
     block_tables: torch.Tensor
     # group name -> cache: the proposer's own groups among them
     caches: Mapping[str, CachePool]
+    # requests that are new to their row, whether or not they have rows in this step
+    admitted: Sequence[AdmittedRequest]
     #: How drafts are drawn; None where each is the argmax.
     sampling: DraftSampling | None
 
@@ -80,6 +101,11 @@ class DraftBatch:
         """Leave draft `index` of every request ([num_requests] int64; -1: none) behind its committed tokens."""
         self.token_pool[self.rows, self.draft_columns + index] = token_ids
 
+    def write_drafts(self, token_ids: torch.Tensor) -> None:
+        """Leave all k drafts of every request at once: [num_requests, k] int64. Those behind a -1 are not read."""
+        columns = torch.arange(token_ids.shape[1], device=token_ids.device)
+        self.token_pool[self.rows[:, None], self.draft_columns[:, None] + columns] = token_ids
+
 
 class Proposer(Protocol):
     """Methods in the order of time."""
@@ -93,7 +119,8 @@ class Proposer(Protocol):
         ...
 
     def propose(self, batch: DraftBatch) -> None:
-        """Write k drafts a request by `batch.write_draft`. Called every step, partial chunks included."""
+        """Write k drafts a request by `batch.write_draft`, -1 from the first that is missing on. Called every step,
+        partial chunks included."""
         ...
 
     def capture(self) -> None:
