@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import UserError
-from specbench.run_config import ModelConfig
+from specbench.run_config import WITH_PACKAGED, ModelConfig
 
 PACKAGED_NAME = "inkling-nano"
-#: Models that run the packaged checkpoint when none is named.
-WITH_PACKAGED = ("inkling", "inkling_nano")
 HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
 _ASSETS = Path(__file__).resolve().parent / "assets"

@@ -114,11 +114,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
             "refuses; name a checkpoint, or say model=inkling_nano"
         )
     check_checkpoint(checkpoint, model_config, num_modules=_num_modules_used(config.spec))
-    if config.cache.block_size < model_config.conv_kernel_size - 1:
-        raise UserError(
-            f"cache.block_size: {config.cache.block_size} is below {model_config.conv_kernel_size - 1}, the tokens "
-            f"that a convolution of {model_config.conv_kernel_size} looks back; raise it"
-        )
+    _check_block_size(config, checkpoint)
     if config.spec.drafts is not None:
         check_drafts(config.spec.drafts, lambda: checkpoint_sha256(checkpoint))
     task = load_task(config.eval, packaged_model=choice.packaged)
@@ -144,6 +140,16 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     )
     plan.plan_caches()
     return plan
+
+
+def _check_block_size(config: RunConfig, checkpoint: Checkpoint) -> None:
+    """UserError where the taps of a convolution would lie in more than two blocks."""
+    for spec in target_cache_groups(checkpoint, config.model.dtype):
+        if spec.kind == "short_conv" and spec.window is not None and config.cache.block_size < spec.window - 1:
+            raise UserError(
+                f"cache.block_size: {config.cache.block_size} is below {spec.window - 1}, the tokens that a "
+                f"convolution of {spec.window} looks back; raise it"
+            )
 
 
 def checkpoint_sha256(checkpoint: Checkpoint) -> str:

@@ -209,6 +209,8 @@ class RunConfig:
         return dataclasses.asdict(self, dict_factory=lambda items: {key: _plain(value) for key, value in items})
 
 
+#: Models that run the packaged checkpoint when none is named.
+WITH_PACKAGED = ("inkling", "inkling_nano")
 #: Samples of the packaged problems that run unless eval.num_samples says otherwise.
 PACKAGED_NUM_SAMPLES = 100
 #: Samples of the plain baseline, per request at once, where report.plain_baseline_requests is unset.
@@ -428,8 +430,10 @@ def _check_across_groups(config: RunConfig) -> None:
         raise UserError("sampling.temperature: top_k and top_p do nothing at temperature 0; say sampling=temperature1")
     if config.model.trust_remote_code:
         raise UserError("model.trust_remote_code: no checkpoint's code is ever run by engine=embedded; leave it false")
-    if config.model.name == "hf" and config.model.checkpoint is None:
-        raise UserError("model.checkpoint: model=hf needs one; say model.checkpoint=DIR or owner/name")
+    if config.model.checkpoint is None and config.model.name not in WITH_PACKAGED:
+        raise UserError(
+            f"model.checkpoint: model={config.model.name} needs one; say model.checkpoint=DIR or owner/name"
+        )
 
 
 def _check_resolved(config: RunConfig, facts: CheckpointFacts) -> None:

@@ -20,7 +20,7 @@ from tests.fake_engine import Script
 
 #: What an option needs besides its name.
 NEEDED = {
-    ("model", "hf"): ["model.checkpoint=owner/name"],
+    **{("model", name): ["model.checkpoint=owner/name"] for name in ("hf", "llama", "qwen3", "smollm2")},
     ("eval", "prompts"): ["eval.data=rows.jsonl"],
 }
 OPTIONS = [(group, option) for group, options in groups().items() for option in options]
@@ -98,6 +98,7 @@ def test_an_experiment_gives_way_to_the_command_line() -> None:
         (["+model=inkling", "oops"], "oops: not KEY=VALUE as Hydra reads it"),
         (["+model=inkling", "eval=prompts"], "eval.data: has no default; say eval.data=VALUE"),
         (["+model=hf"], "model.checkpoint: has no default; say model.checkpoint=VALUE"),
+        (["+model=llama", "model.checkpoint=null"], "model.checkpoint: model=llama needs one; say"),
         (["+model=hf", "model.checkpoint=./nowhere"], "model.checkpoint: ./nowhere is not a folder"),
         (
             ["+model=inkling", "spec=mtp_multi", "spec.num_speculative_tokens=9"],

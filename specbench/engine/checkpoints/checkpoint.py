@@ -16,6 +16,7 @@ from typing import Any
 from specbench.errors import UserError
 
 CONFIG_FILE = "config.json"
+GENERATION_CONFIG_FILE = "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 _READ_BYTES = 1 << 20
 

@@ -31,11 +31,12 @@ class WeightReader:
         return self._read_into(name, None, dtype or self.dtype)
 
     def read_rows(self, names: Sequence[str]) -> Tensor:
-        """Matrices [rows_i, columns] stacked into one [sum of rows, columns], each read straight into its place."""
+        """Tensors [rows_i, ...] stacked into one [sum of rows, ...], each read straight into its place."""
         shapes = [self._tensors[name].shape for name in names]
-        fused = torch.empty(sum(rows for rows, _ in shapes), shapes[0][1], dtype=self.dtype, device=self.device)
+        num_rows = sum(rows for rows, *_ in shapes)
+        fused = torch.empty(num_rows, *shapes[0][1:], dtype=self.dtype, device=self.device)
         start = 0
-        for name, (rows, _) in zip(names, shapes, strict=True):
+        for name, (rows, *_) in zip(names, shapes, strict=True):
             self._read_into(name, fused[start : start + rows], self.dtype)
             start += rows
         return fused

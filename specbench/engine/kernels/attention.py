@@ -1,10 +1,12 @@
-"""Paged attention with a relative bias, in plain torch: the reference that a faster kernel must equal.
+"""Paged attention in plain torch: the reference that a faster kernel must equal.
 
-score(row, key) = query . key * scale + relative(row) . bias_table[distance], softmax over the keys that the row sees.
+score(row, key) = query . key * scale + bias(row, key), softmax over the keys that the row sees. The bias is a mask, or
+a relative one: relative(row) . bias_table[distance].
 """
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,28 +30,60 @@ class RelativeBias:
         self.offset[-1] = MASKED if is_masked_beyond else 0.0
 
 
+def visibility_mask(columns: Tensor, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
+    """What is added to the scores of rows that see every key up to their own, or a window of them.
+
+    columns [B, 1, 1, Q, K]: 0 for a key after the row, else 1 + distance, up to `window` + 1 (None: up to 1)
+    -> [B, 1, group * Q, K], where `group` query heads share a key head.
+    """
+    num_reqs, _, _, num_rows, num_keys = columns.shape
+    offsets = torch.zeros(2 + (window or 0), dtype=dtype, device=columns.device)
+    offsets[0] = MASKED
+    if window is not None:
+        offsets[-1] = MASKED
+    mask = offsets.take(columns).expand(-1, -1, group, -1, -1)
+    return mask.reshape(num_reqs, 1, group * num_rows, num_keys)
+
+
+def attend_masked(query: Tensor, kv_cache: Tensor, slots: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """One block of requests with the same number of rows and of keys, under a mask.
+
+    query [B, Q, heads, d], kv_cache [slots + 1, 2, kv_heads, d], slots [B * K], mask [B, 1, group * Q, K]
+    -> [B * Q, heads * d].
+    """
+    return _attend(_by_key_head(query, kv_cache.shape[2]), kv_cache, slots, mask, scale)
+
+
 def attend(
     query: Tensor, relative: Tensor, kv_cache: Tensor, slots: Tensor, columns: Tensor, bias: RelativeBias, scale: float
 ) -> Tensor:
-    """One block of requests with the same number of rows and of keys.
+    """One block of requests with the same number of rows and of keys, under a relative bias.
 
     query [B, Q, heads, d], relative [B, Q, heads, d_rel], kv_cache [slots + 1, 2, kv_heads, d], slots [B * K],
     columns [B, 1, 1, Q, K] -> [B * Q, heads * d].
     """
-    num_reqs, num_rows, num_heads, head_dim = query.shape
     num_kv_heads = kv_cache.shape[2]
-    group = num_heads // num_kv_heads
-    # Query heads that share a key head become rows of it: [B, kv_heads, group * Q, d]
-    grouped = query.view(num_reqs, num_rows, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
-    grouped = grouped.reshape(num_reqs, num_kv_heads, group * num_rows, head_dim)
-    relative = relative.view(num_reqs, num_rows, num_kv_heads, group, -1).permute(0, 2, 3, 1, 4)
-    by_column = F.linear(relative, bias.weight, bias.offset)  # [B, kv_heads, group, Q, extent + 2]
-    scores = by_column.gather(-1, columns.expand(-1, num_kv_heads, group, -1, -1)).view(
-        num_reqs, num_kv_heads, group * num_rows, -1
-    )
+    grouped = _by_key_head(query, num_kv_heads)
+    by_column = F.linear(_by_key_head(relative, num_kv_heads), bias.weight, bias.offset)
+    # [B, kv_heads, group, Q, extent + 2] -> [B, kv_heads, group, Q, K]
+    scores = by_column.gather(-1, columns.expand(-1, num_kv_heads, by_column.shape[2], -1, -1))
+    return _attend(grouped, kv_cache, slots, scores.flatten(2, 3), scale)
+
+
+def _by_key_head(rows: Tensor, num_kv_heads: int) -> Tensor:
+    """Query heads that share a key head, together: [B, Q, heads, d] -> [B, kv_heads, group, Q, d]."""
+    num_reqs, num_rows, num_heads, _ = rows.shape
+    return rows.view(num_reqs, num_rows, num_kv_heads, num_heads // num_kv_heads, -1).permute(0, 2, 3, 1, 4)
+
+
+def _attend(grouped: Tensor, kv_cache: Tensor, slots: Tensor, bias: Tensor, scale: float) -> Tensor:
+    # grouped: [B, kv_heads, group, Q, d]; bias: [B, kv_heads or 1, group * Q, K], added to the scores
+    num_reqs, num_kv_heads, group, num_rows, head_dim = grouped.shape
+    # Heads of a group become rows of their key head, which is read once.
+    query = grouped.reshape(num_reqs, num_kv_heads, group * num_rows, head_dim)
     keys, values = kv_cache.index_select(0, slots).view(num_reqs, -1, 2, num_kv_heads, head_dim).unbind(2)
     output = F.scaled_dot_product_attention(
-        grouped, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=scores, scale=scale
+        query, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=bias, scale=scale
     )
     output = output.view(num_reqs, num_kv_heads, group, num_rows, head_dim).permute(0, 3, 1, 2, 4)
-    return output.reshape(num_reqs * num_rows, num_heads * head_dim)
+    return output.reshape(num_reqs * num_rows, num_kv_heads * group * head_dim)

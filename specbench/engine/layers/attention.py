@@ -1,14 +1,18 @@
-"""Grouped-query attention over a paged cache, with short convolutions on keys and values and a relative bias."""
+"""Grouped-query attention over a paged cache: rotary, or with short convolutions and a relative bias."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.engine.kernels.attention import RelativeBias, attend
+from specbench.engine.kernels.attention import RelativeBias, attend, attend_masked
+from specbench.engine.layers.linear import Linear
 from specbench.engine.layers.metadata import AttentionMetadata
 from specbench.engine.layers.norm import RMSNorm
+from specbench.engine.layers.rotary import Rotation
 from specbench.engine.layers.short_conv import ShortConv
 
 
@@ -83,24 +87,83 @@ class RelativeAttention:
 
     def _attend(self, query: Tensor, relative: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
         # query: [T, heads, d]; relative: [T, heads, d_rel] -> [T, heads * d]
-        output = None
-        for segment in metadata.segments:
-            keys = segment.keys[self._kv_group]
-            shape = (segment.num_reqs, segment.num_rows, self._num_heads, -1)
-            if segment.rows is None:
-                return attend(
-                    query.view(shape), relative.view(shape), kv_cache, keys.slots, keys.columns, self._bias, self._scale
-                )
-            if output is None:
-                output = query.new_empty(query.shape[0], self._query_width)
-            output[segment.rows] = attend(
-                query[segment.rows].view(shape),
-                relative[segment.rows].view(shape),
-                kv_cache,
-                keys.slots,
-                keys.columns,
-                self._bias,
-                self._scale,
+        def attend_segment(index: int, shape: tuple[int, ...], query: Tensor, relative: Tensor) -> Tensor:
+            keys = metadata.segments[index].keys[self._kv_group]
+            return attend(
+                query.view(shape), relative.view(shape), kv_cache, keys.slots, keys.columns, self._bias, self._scale
             )
-        assert output is not None
-        return output
+
+        return _by_segment(attend_segment, metadata, query, relative)
+
+
+class RotaryAttention:
+    """One attention layer. Query, key and value projections are one matrix, in this order."""
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        # [(heads + 2 * kv_heads) * d, hidden]
+        input_projection: Linear,
+        # [hidden, heads * d]
+        output_projection: Linear,
+        # weight [heads + kv_heads, d]
+        head_norm: RMSNorm | None,
+        # Cache group of the keys and values
+        kv_group: str,
+    ) -> None:
+        self._num_heads = num_heads
+        self._num_kv_heads = num_kv_heads
+        self._head_dim = head_dim
+        self._input_projection = input_projection
+        self._output_projection = output_projection
+        self._head_norm = head_norm
+        self._kv_group = kv_group
+        self._scale = head_dim**-0.5
+
+    def __call__(
+        self,
+        x: Tensor,
+        metadata: AttentionMetadata,
+        rotation: Rotation,
+        masks: Sequence[Tensor],
+        kv_cache: Tensor,
+    ) -> Tensor:
+        # x: [T, hidden]; masks: one a segment, [B, 1, group * Q, K]; kv_cache: [slots + 1, 2, kv_heads, d]
+        num_tokens = x.shape[0]
+        heads = self._input_projection(x).view(num_tokens, -1, self._head_dim)
+        turned = heads[:, : self._num_heads + self._num_kv_heads]
+        if self._head_norm is not None:
+            turned.copy_(self._head_norm(turned))
+        rotation.apply_(turned)
+        query, stored = heads.split((self._num_heads, 2 * self._num_kv_heads), 1)
+        stored = stored.unflatten(1, (2, self._num_kv_heads))
+        kv_cache.index_put_((metadata.slot_mapping[self._kv_group],), stored)
+
+        def attend_segment(index: int, shape: tuple[int, ...], query: Tensor) -> Tensor:
+            slots = metadata.segments[index].keys[self._kv_group].slots
+            return attend_masked(query.view(shape), kv_cache, slots, masks[index], self._scale)
+
+        return self._output_projection(_by_segment(attend_segment, metadata, query))
+
+
+def _by_segment(
+    attend_segment: Callable[..., Tensor], metadata: AttentionMetadata, query: Tensor, *others: Tensor
+) -> Tensor:
+    """[T, heads, d] and others of its rows -> [T, heads * d]. `attend_segment` takes a segment's index, the shape
+    [B, Q, heads, -1] that it views them in, and the segment's rows of each."""
+    num_heads = query.shape[1]
+    output = None
+    for index, segment in enumerate(metadata.segments):
+        shape = (segment.num_reqs, segment.num_rows, num_heads, -1)
+        if segment.rows is None:
+            return attend_segment(index, shape, query, *others)
+        if output is None:
+            output = query.new_empty(len(query), num_heads * query.shape[2])
+        output[segment.rows] = attend_segment(
+            index, shape, query[segment.rows], *(other[segment.rows] for other in others)
+        )
+    assert output is not None
+    return output

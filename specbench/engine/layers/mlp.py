@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.engine.layers.linear import Linear
+
 
 def deinterleave(weight: Tensor) -> Tensor:
     """Rows gate, up, gate, up ... (dimension -2) to all gates, then all ups: two contiguous halves of one product."""
@@ -15,7 +17,7 @@ def deinterleave(weight: Tensor) -> Tensor:
 class GatedMLP:
     """down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, gate_up: Linear, down: Linear) -> None:
         #: [2 * width, hidden], gates first
         self._gate_up = gate_up
         #: [hidden, width]
@@ -23,5 +25,5 @@ class GatedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         # x: [T, hidden]
-        gate, up = F.linear(x, self._gate_up).chunk(2, -1)
-        return F.linear(F.silu(gate) * up, self._down)
+        gate, up = self._gate_up(x).chunk(2, -1)
+        return self._down(F.silu(gate) * up)

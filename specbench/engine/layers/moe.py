@@ -1,12 +1,13 @@
-"""Mixture of experts with shared experts that take part in the router's softmax.
+"""Mixture of experts.
 
-Shared experts are the last experts of one stack and are chosen for every token. Few tokens run through all experts as
-one wide MLP (three large operations); many are sorted by expert. Both ways give the same sums.
+Shared experts, where a model has them, are the last experts of one stack and are chosen for every token. Few tokens run
+through all experts as one wide MLP (three large operations); many are sorted by expert. Both ways give the same sums.
 """
 
 from __future__ import annotations
 
 import sys
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +19,35 @@ _ALWAYS = 1e4
 _MAX_WASTED_MACS = 2_000_000
 
 
-class Router:
-    """Chooses experts by sigmoid plus bias, weighs them by the sigmoid's share among the chosen."""
+class Router(Protocol):
+    """Chooses experts for each token, and weighs them."""
+
+    #: Experts per token, shared ones included.
+    num_chosen: int
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[T, hidden] -> expert ids [T, chosen], weights [T, chosen] fp32."""
+        ...
+
+
+class SoftmaxRouter:
+    """Chooses experts by softmax over all of them, weighs them by it."""
+
+    def __init__(self, weight: Tensor, num_chosen: int, is_renormalised: bool) -> None:
+        #: [experts, hidden] fp32
+        self._weight = weight.float()
+        self._is_renormalised = is_renormalised
+        self.num_chosen = num_chosen
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        weights, chosen = F.linear(x.float(), self._weight).softmax(-1).topk(self.num_chosen, dim=-1)
+        if self._is_renormalised:
+            weights = weights / weights.sum(-1, keepdim=True)
+        return chosen, weights
+
+
+class SharedExpertRouter:
+    """Chooses experts by sigmoid plus bias, weighs them by the sigmoid's share among the chosen and the shared."""
 
     def __init__(self, weight: Tensor, bias: Tensor, num_routed_per_token: int, num_shared: int, scale: Tensor) -> None:
         #: [experts, hidden] fp32, shared experts last
@@ -28,11 +56,9 @@ class Router:
         self._bias = torch.cat((bias, bias.new_full((num_shared,), _ALWAYS)))
         #: [1] fp32
         self._scale = scale
-        #: Experts per token, shared ones included.
         self.num_chosen = num_routed_per_token + num_shared
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        # x: [T, hidden] -> expert ids [T, chosen], weights [T, chosen] fp32
         logits = F.linear(x.float(), self._weight)
         chosen = (torch.sigmoid(logits) + self._bias).topk(self.num_chosen, dim=-1, sorted=False).indices
         # Through logarithms: sigmoids of strongly negative logits would all be zero.

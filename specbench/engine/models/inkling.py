@@ -19,9 +19,10 @@ from specbench.engine.kernels.attention import RelativeBias
 from specbench.engine.layers.attention import RelativeAttention
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.embedding import Embedding, LogitsHead
+from specbench.engine.layers.linear import Linear
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.mlp import GatedMLP, deinterleave
-from specbench.engine.layers.moe import MixtureOfExperts, Router
+from specbench.engine.layers.moe import MixtureOfExperts, SharedExpertRouter
 from specbench.engine.layers.norm import RMSNorm
 from specbench.engine.layers.short_conv import ShortConv
 from specbench.engine.models.inkling_caches import module_cache_groups, target_cache_groups
@@ -79,7 +80,7 @@ class InklingBlock:
             self._mlp = _read_experts(config, weights, prefix + "mlp.")
         else:
             gate_up = deinterleave(weights.read(prefix + "mlp.w13_dn.weight"))
-            self._mlp = GatedMLP(gate_up, weights.read(prefix + "mlp.w2_md.weight"))
+            self._mlp = GatedMLP(Linear(gate_up), Linear(weights.read(prefix + "mlp.w2_md.weight")))
             scale = weights.read(prefix + "mlp.global_scale", torch.float32)
         self._mlp_conv = ShortConv(weights.read(prefix + "mlp_sconv.weight", torch.float32), scale)
 
@@ -121,7 +122,7 @@ class InklingBlock:
 
 
 def _read_experts(config: InklingConfig, weights: WeightReader, prefix: str) -> MixtureOfExperts:
-    router = Router(
+    router = SharedExpertRouter(
         weights.read(prefix + "gate.weight"),
         weights.read(prefix + "gate.bias", torch.float32),
         config.num_experts_per_token,

@@ -6,11 +6,11 @@ Belongs here: fields, their two spellings, names and shapes of tensors. Does not
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint, read_json
+from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, GENERATION_CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.checks import ExpectedTensors
+from specbench.engine.models.config_section import ConfigSection, eos_token_ids
 from specbench.errors import UserError
 
 ARCHITECTURE = "InklingForConditionalGeneration"
@@ -102,36 +102,9 @@ class InklingConfig:
         return self.local_attention if is_local else self.global_attention
 
 
-class _Section:
-    """One JSON object of config.json whose missing fields are told by file and key."""
-
-    def __init__(self, file: Path, name: str, values: dict[str, Any]) -> None:
-        self._file = file
-        self._name = name
-        self._values = values
-
-    def number(self, *spellings: str) -> Any:
-        """The first spelling that is present and not null."""
-        value = self.optional(*spellings)
-        if value is None:
-            self.fail(spellings[0], f"missing (spellings known: {', '.join(spellings)}); add it")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            self.fail(spellings[0], f"expected a positive number, found {value!r}; correct it")
-        return value
-
-    def optional(self, *spellings: str) -> Any:
-        for spelling in spellings:
-            if self._values.get(spelling) is not None:
-                return self._values[spelling]
-        return None
-
-    def fail(self, key: str, problem: str) -> None:
-        raise UserError(f"{self._file}: key {self._name}{key}: {problem}")
-
-    def check_flags(self) -> None:
-        for key, value in _FIXED_FLAGS.items():
-            if key in self._values and self._values[key] != value:
-                self.fail(key, f"{self._values[key]!r} is not implemented, only {value!r}; use another checkpoint")
+def _check_flags(text: ConfigSection) -> None:
+    for key, value in _FIXED_FLAGS.items():
+        text.check_fixed(key, value)
 
 
 def parse_config(checkpoint: Checkpoint) -> InklingConfig:
@@ -140,8 +113,8 @@ def parse_config(checkpoint: Checkpoint) -> InklingConfig:
     raw = checkpoint.config
     if not isinstance(raw.get("text_config"), dict):
         raise UserError(f"{file}: key text_config: missing or not an object; fetch the file again")
-    text = _Section(file, "text_config.", raw["text_config"])
-    text.check_flags()
+    text = ConfigSection(file, "text_config.", raw["text_config"])
+    _check_flags(text)
     padded_vocab_size = text.number("vocab_size")
     num_layers = text.number("num_hidden_layers")
     dense_width, expert_width = _widths(text)
@@ -156,7 +129,8 @@ def parse_config(checkpoint: Checkpoint) -> InklingConfig:
         vocab_size=text.optional("unpadded_vocab_size") or padded_vocab_size,
         padded_vocab_size=padded_vocab_size,
         max_model_len=text.number("model_max_length", "max_position_embeddings"),
-        eos_token_ids=_eos_token_ids(checkpoint),
+        # generation_config.json comes second: transformers fills it with defaults that mean nothing for this model.
+        eos_token_ids=eos_token_ids(checkpoint, (CONFIG_FILE, GENERATION_CONFIG_FILE)),
         hidden_size=text.number("hidden_size"),
         rms_norm_eps=text.number("rms_norm_eps"),
         global_attention=_attention_shape(text, "", text.number("rel_extent"), None),
@@ -181,7 +155,7 @@ def parse_config(checkpoint: Checkpoint) -> InklingConfig:
     )
 
 
-def _attention_shape(text: _Section, prefix: str, extent: int, window: int | None) -> AttentionShape:
+def _attention_shape(text: ConfigSection, prefix: str, extent: int, window: int | None) -> AttentionShape:
     return AttentionShape(
         num_heads=text.number(prefix + "num_attention_heads"),
         num_kv_heads=text.number(prefix + "num_key_value_heads"),
@@ -191,7 +165,7 @@ def _attention_shape(text: _Section, prefix: str, extent: int, window: int | Non
     )
 
 
-def _widths(text: _Section) -> tuple[int, int]:
+def _widths(text: ConfigSection) -> tuple[int, int]:
     """(dense, expert). `intermediate_size` is the expert width in one spelling and the dense width in the other."""
     dense = text.optional("dense_intermediate_size")
     if dense is not None:
@@ -199,7 +173,7 @@ def _widths(text: _Section) -> tuple[int, int]:
     return text.number("intermediate_size"), text.number("moe_intermediate_size")
 
 
-def _local_layers(text: _Section, num_layers: int) -> tuple[bool, ...]:
+def _local_layers(text: ConfigSection, num_layers: int) -> tuple[bool, ...]:
     layer_types = text.optional("layer_types")
     if layer_types is not None:
         known = ("hybrid_sliding", "hybrid")
@@ -212,7 +186,7 @@ def _local_layers(text: _Section, num_layers: int) -> tuple[bool, ...]:
     return tuple(layer in local_ids for layer in range(num_layers))
 
 
-def _sparse_layers(text: _Section, num_layers: int) -> tuple[bool, ...]:
+def _sparse_layers(text: ConfigSection, num_layers: int) -> tuple[bool, ...]:
     layer_types = text.optional("mlp_layer_types")
     if layer_types is not None:
         known = ("sparse", "dense")
@@ -223,7 +197,7 @@ def _sparse_layers(text: _Section, num_layers: int) -> tuple[bool, ...]:
     return tuple(layer >= num_dense for layer in range(num_layers))
 
 
-def _modules(raw: dict[str, Any], text: _Section) -> tuple[tuple[bool, ...], bool]:
+def _modules(raw: dict[str, Any], text: ConfigSection) -> tuple[tuple[bool, ...], bool]:
     """(per module: is it local, whether the chained hidden is normed). mtp_config is the checkpoint's own spelling."""
     mtp = raw.get("mtp_config") or {}
     num_modules = text.optional("num_mtp_layers") or mtp.get("num_nextn_predict_layers") or 0
@@ -232,17 +206,6 @@ def _modules(raw: dict[str, Any], text: _Section) -> tuple[tuple[bool, ...], boo
         local_ids = mtp.get("local_layer_ids") or []
     chain_hidden_post_norm = text.optional("chain_hidden_post_norm") or mtp.get("chain_hidden_post_norm") or False
     return tuple(module in local_ids for module in range(num_modules)), chain_hidden_post_norm
-
-
-def _eos_token_ids(checkpoint: Checkpoint) -> tuple[int, ...]:
-    # generation_config.json comes second: transformers fills it with defaults that mean nothing for this model.
-    eos = checkpoint.config.get("eos_token_id")
-    generation_file = checkpoint.path / "generation_config.json"
-    if eos is None and generation_file.exists():
-        eos = read_json(generation_file).get("eos_token_id")
-    if eos is None:
-        return ()
-    return tuple(eos) if isinstance(eos, list) else (eos,)
 
 
 Shapes = dict[str, tuple[int, ...]]

@@ -5,19 +5,18 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.checks import ExpectedTensors, check_tensors
-from specbench.engine.models import inkling_caches, inkling_config
-from specbench.engine.models.inkling_config import InklingConfig
-from specbench.errors import UserError, near_name
+from specbench.engine.models import decoder_config, inkling_caches, inkling_config, llama_config, qwen3_config
+from specbench.engine.models.model_config import ModelConfig
+from specbench.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
-    from specbench.engine.models.inkling import InklingModel
     from specbench.engine.models.target import MTPModules, TargetModel
 
 #: Bytes of one element, by EngineConfig.dtype.
@@ -26,28 +25,45 @@ _ELEMENT_SIZES = {"float32": 4, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """One line of the registry."""
+    """One line of the registry. What takes a config takes the family's own."""
 
-    parse_config: Callable[[Checkpoint], InklingConfig]
-    expected_tensors: Callable[[InklingConfig, int], ExpectedTensors]
-    target_cache_groups: Callable[[InklingConfig, int], tuple[CacheGroupSpec, ...]]
-    module_cache_groups: Callable[[InklingConfig, int, int, Sequence[str]], tuple[CacheGroupSpec, ...]]
-    #: Module with `load_model` and `load_modules`; it imports torch.
+    parse_config: Callable[[Checkpoint], ModelConfig]
+    #: (config, number of MTP modules that are read) -> tensors
+    expected_tensors: Callable[[Any, int], ExpectedTensors]
+    #: (config, bytes of an element) -> groups
+    target_cache_groups: Callable[[Any, int], tuple[CacheGroupSpec, ...]]
+    #: Module with `load_model`, and with `load_modules` where there are MTP modules; it imports torch.
     implementation: str
+    #: (config, number of MTP modules, bytes of an element, faults) -> groups. None: the family has no MTP modules.
+    module_cache_groups: Callable[[Any, int, int, Sequence[str]], tuple[CacheGroupSpec, ...]] | None = None
 
 
+def _decoder(parse_config: Callable[[Checkpoint], ModelConfig]) -> ModelFamily:
+    """A family of plain decoders."""
+    return ModelFamily(
+        parse_config,
+        decoder_config.expected_tensors,
+        decoder_config.target_cache_groups,
+        "specbench.engine.models.decoder",
+    )
+
+
+#: architecture, as config.json names it -> family
 FAMILIES = {
     inkling_config.ARCHITECTURE: ModelFamily(
         inkling_config.parse_config,
         inkling_config.expected_tensors,
         inkling_caches.target_cache_groups,
-        inkling_caches.module_cache_groups,
         "specbench.engine.models.inkling",
+        inkling_caches.module_cache_groups,
     ),
+    llama_config.ARCHITECTURE: _decoder(llama_config.parse_config),
+    qwen3_config.DENSE_ARCHITECTURE: _decoder(qwen3_config.parse_dense_config),
+    qwen3_config.MOE_ARCHITECTURE: _decoder(qwen3_config.parse_moe_config),
 }
 
 
-def load_model_config(checkpoint: Checkpoint) -> InklingConfig:
+def load_model_config(checkpoint: Checkpoint) -> ModelConfig:
     """The family's config of a checkpoint. Raises UserError for an architecture that is not in the registry."""
     architectures = checkpoint.config.get("architectures")
     if not isinstance(architectures, list) or len(architectures) != 1:
@@ -57,13 +73,13 @@ def load_model_config(checkpoint: Checkpoint) -> InklingConfig:
         )
     if architectures[0] not in FAMILIES:
         raise UserError(
-            f"{checkpoint.path / CONFIG_FILE}: key architectures: {architectures[0]!r} is not implemented, "
-            f"{near_name(str(architectures[0]), FAMILIES)} Choose another checkpoint, or run it on a server"
+            f"{checkpoint.path / CONFIG_FILE}: key architectures: {architectures[0]!r} is not implemented, only "
+            f"{', '.join(FAMILIES)}; choose another checkpoint, or run it on a server"
         )
     return FAMILIES[architectures[0]].parse_config(checkpoint)
 
 
-def check_checkpoint(checkpoint: Checkpoint, config: InklingConfig, num_modules: int) -> None:
+def check_checkpoint(checkpoint: Checkpoint, config: ModelConfig, num_modules: int) -> None:
     """Compare names and shapes with what the target and its first `num_modules` MTP modules read. Reads no weight."""
     if num_modules > config.num_modules:
         raise UserError(
@@ -73,13 +89,11 @@ def check_checkpoint(checkpoint: Checkpoint, config: InklingConfig, num_modules:
     check_tensors(checkpoint, FAMILIES[config.architecture].expected_tensors(config, num_modules))
 
 
-def build_model(
-    checkpoint: Checkpoint, config: InklingConfig, dtype: torch.dtype, device: torch.device
-) -> InklingModel:
+def build_model(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TargetModel:
     """The target, with its weights."""
     check_checkpoint(checkpoint, config, num_modules=0)
     implementation = importlib.import_module(FAMILIES[config.architecture].implementation)
-    model: InklingModel = implementation.load_model(checkpoint, config, dtype, device)
+    model: TargetModel = implementation.load_model(checkpoint, config, dtype, device)
     return model
 
 
@@ -105,5 +119,6 @@ def module_cache_groups(
 ) -> tuple[tuple[CacheGroupSpec, ...], int]:
     """What `build_modules` would register, and the hidden size, before anything is loaded."""
     config = load_model_config(checkpoint)
-    groups = FAMILIES[config.architecture].module_cache_groups(config, num_modules, _ELEMENT_SIZES[dtype], faults)
-    return groups, config.hidden_size
+    groups_of = FAMILIES[config.architecture].module_cache_groups
+    assert groups_of is not None, "run_config refuses MTP where the checkpoint has no modules"
+    return groups_of(config, num_modules, _ELEMENT_SIZES[dtype], faults), config.hidden_size

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from specbench.engine.layers.linear import Linear
 from specbench.engine.layers.mlp import GatedMLP, deinterleave
-from specbench.engine.layers.moe import MixtureOfExperts, Router
+from specbench.engine.layers.moe import MixtureOfExperts, SharedExpertRouter
 
 EXPERTS, SHARED, HIDDEN, WIDTH = 6, 2, 16, 8
 
@@ -15,7 +16,7 @@ def make_experts(logit_shift: float = 0.0, dtype: torch.dtype = torch.float32) -
     torch.manual_seed(0)
     weight = torch.randn(EXPERTS + SHARED, HIDDEN)
     weight[:, 0] += logit_shift
-    router = Router(weight, torch.randn(EXPERTS), 2, SHARED, torch.tensor([1.7]))
+    router = SharedExpertRouter(weight, torch.randn(EXPERTS), 2, SHARED, torch.tensor([1.7]))
     gate_up, down = torch.randn(EXPERTS + SHARED, 2 * WIDTH, HIDDEN), torch.randn(EXPERTS + SHARED, WIDTH, HIDDEN)
     return MixtureOfExperts(router, gate_up.to(dtype), down.to(dtype))
 
@@ -66,4 +67,4 @@ def test_deinterleave_puts_gates_first() -> None:
 def test_gated_mlp_is_down_of_silu_gate_times_up() -> None:
     gate_up, down, x = torch.randn(2 * WIDTH, HIDDEN), torch.randn(HIDDEN, WIDTH), torch.randn(3, HIDDEN)
     expected = (torch.nn.functional.silu(x @ gate_up[:WIDTH].T) * (x @ gate_up[WIDTH:].T)) @ down.T
-    torch.testing.assert_close(GatedMLP(gate_up, down)(x), expected)
+    torch.testing.assert_close(GatedMLP(Linear(gate_up), Linear(down))(x), expected)

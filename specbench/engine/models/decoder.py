@@ -1,0 +1,173 @@
+"""The plain decoder over paged caches: Llama, Qwen3 and their like.
+
+Belongs here: wiring of layers, which tensor goes where. Does not belong here: fields and shapes (decoder_config.py),
+arithmetic of a layer (layers/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from specbench.engine.cache_group import CacheGroupSpec
+from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.checkpoints.weights import WeightReader
+from specbench.engine.kernels.attention import visibility_mask
+from specbench.engine.layers.attention import RotaryAttention
+from specbench.engine.layers.cache import CachePool
+from specbench.engine.layers.embedding import Embedding, LogitsHead
+from specbench.engine.layers.linear import Linear
+from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
+from specbench.engine.layers.mlp import GatedMLP
+from specbench.engine.layers.moe import MixtureOfExperts, SoftmaxRouter
+from specbench.engine.layers.norm import RMSNorm
+from specbench.engine.layers.rotary import RotaryEmbedding, Rotation
+from specbench.engine.models.decoder_config import (
+    EMBEDDING,
+    FINAL_NORM,
+    HEAD,
+    DecoderConfig,
+    ExpertShape,
+    layer_prefix,
+    target_cache_groups,
+)
+
+# group name -> pool
+Caches = Mapping[str, CachePool]
+# group name -> one mask a segment, [B, 1, group * Q, K]
+Masks = Mapping[str, Sequence[Tensor]]
+
+
+class DecoderLayer:
+    """x += attention(norm(x)); x += mlp(norm(x))."""
+
+    def __init__(
+        self, config: DecoderConfig, weights: WeightReader, layer: int, group: CacheGroupSpec, cache_index: int
+    ) -> None:
+        prefix = layer_prefix(layer)
+        self._group = group.name
+        self._cache_index = cache_index
+        self._attention_norm = RMSNorm(weights.read(prefix + "input_layernorm.weight"), config.rms_norm_eps)
+        self._mlp_norm = RMSNorm(weights.read(prefix + "post_attention_layernorm.weight"), config.rms_norm_eps)
+        self._attention = _read_attention(config, weights, prefix + "self_attn.", group.name)
+        experts = config.experts[layer]
+        self._mlp: GatedMLP | MixtureOfExperts
+        if experts is None:
+            self._mlp = GatedMLP(
+                _read_linear(weights, prefix + "mlp.", ("gate_proj", "up_proj"), config.has_mlp_bias),
+                _read_linear(weights, prefix + "mlp.", ("down_proj",), config.has_mlp_bias),
+            )
+        else:
+            self._mlp = _read_experts(experts, weights, prefix + "mlp.")
+
+    def __call__(
+        self, x: Tensor, metadata: AttentionMetadata, rotation: Rotation, masks: Masks, caches: Caches
+    ) -> Tensor:
+        # x: [T, hidden]
+        (kv_cache,) = caches[self._group].layers[self._cache_index]
+        x = x + self._attention(self._attention_norm(x), metadata, rotation, masks[self._group], kv_cache)
+        return x + self._mlp(self._mlp_norm(x))
+
+
+def _read_linear(weights: WeightReader, prefix: str, names: Sequence[str], has_bias: bool) -> Linear:
+    """Projections of the same input as one."""
+    weight = weights.read_rows([f"{prefix}{name}.weight" for name in names])
+    return Linear(weight, weights.read_rows([f"{prefix}{name}.bias" for name in names]) if has_bias else None)
+
+
+def _read_attention(config: DecoderConfig, weights: WeightReader, prefix: str, kv_group: str) -> RotaryAttention:
+    head_norm = None
+    if config.has_head_norm:
+        norms = (
+            weights.read(prefix + "q_norm.weight").expand(config.num_heads, -1),
+            weights.read(prefix + "k_norm.weight").expand(config.num_kv_heads, -1),
+        )
+        head_norm = RMSNorm(torch.cat(norms), config.rms_norm_eps)
+    return RotaryAttention(
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        input_projection=_read_linear(weights, prefix, ("q_proj", "k_proj", "v_proj"), config.has_attention_bias),
+        output_projection=_read_linear(weights, prefix, ("o_proj",), config.has_attention_bias),
+        head_norm=head_norm,
+        kv_group=kv_group,
+    )
+
+
+def _read_experts(experts: ExpertShape, weights: WeightReader, prefix: str) -> MixtureOfExperts:
+    router = SoftmaxRouter(weights.read(prefix + "gate.weight"), experts.num_experts_per_token, experts.is_renormalised)
+    names = [f"{prefix}experts.{expert}." for expert in range(experts.num_experts)]
+    gate_up = weights.read_rows([f"{name}{half}_proj.weight" for name in names for half in ("gate", "up")])
+    down = weights.read_rows([f"{name}down_proj.weight" for name in names])
+    return MixtureOfExperts(
+        router,
+        gate_up.unflatten(0, (experts.num_experts, -1)),
+        down.unflatten(0, (experts.num_experts, -1)).transpose(1, 2).contiguous(),
+    )
+
+
+class DecoderModel:
+    """The target: token ids to hidden states to logits."""
+
+    def __init__(self, config: DecoderConfig, weights: WeightReader) -> None:
+        self.config = config
+        self.hidden_size = config.hidden_size
+        self.dtype = weights.dtype
+        self.device = weights.device
+        table = weights.read(EMBEDDING)
+        self._embedding = Embedding(table)
+        self._head = LogitsHead(table if config.is_tied else weights.read(HEAD), config.vocab_size, divisor=1.0)
+        self._final_norm = RMSNorm(weights.read(FINAL_NORM), config.rms_norm_eps)
+        self._rotary = RotaryEmbedding(config.rotary, weights.dtype, weights.device)
+        self._cache_groups = target_cache_groups(config, weights.dtype.itemsize)
+        places = {name: (group, index) for group in self._cache_groups for index, name in enumerate(group.layers)}
+        self._layers = [
+            DecoderLayer(config, weights, layer, *places[layer_prefix(layer)]) for layer in range(config.num_layers)
+        ]
+        #: attention group name -> distances that are told apart: those within the window, none where all are seen
+        self.relative_extents = {group.name: group.window or 0 for group in self._cache_groups}
+        self.num_bytes = weights.num_bytes
+
+    def cache_groups(self) -> tuple[CacheGroupSpec, ...]:
+        """What the target keeps per token."""
+        return self._cache_groups
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[T] -> [T, hidden]: what `forward` takes."""
+        return self._embedding(token_ids)
+
+    def embed_raw(self, token_ids: Tensor) -> Tensor:
+        """[T] -> [T, hidden]: the same, for these families norm no embedding."""
+        return self._embedding(token_ids)
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        return self._final_norm(x)
+
+    def forward(self, embeds: Tensor, metadata: AttentionMetadata, caches: Caches) -> TargetOutput:
+        """All layers over the rows of one step. Writes the caches of the rows that are live."""
+        # embeds: [T, hidden]
+        rotation = self._rotary(metadata.positions)
+        masks = {group.name: self._masks(metadata, group) for group in self._cache_groups}
+        x = embeds
+        for layer in self._layers:
+            x = layer(x, metadata, rotation, masks, caches)
+        return TargetOutput(hidden_states=self._final_norm(x), residual=x)
+
+    def _masks(self, metadata: AttentionMetadata, group: CacheGroupSpec) -> list[Tensor]:
+        heads_a_key_head = self.config.num_heads // self.config.num_kv_heads
+        return [
+            visibility_mask(segment.keys[group.name].columns, group.window, heads_a_key_head, self.dtype)
+            for segment in metadata.segments
+        ]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] -> [R, vocab_size] fp32."""
+        return self._head(hidden)
+
+
+def load_model(checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> DecoderModel:
+    """The target of a checked checkpoint."""
+    return DecoderModel(config, WeightReader(checkpoint, dtype, device))

@@ -1,0 +1,271 @@
+"""The plain decoder: pre-norm layers of rotary grouped-query attention and a gated MLP, over paged keys and values.
+
+Belongs here: its config, the tensors that it implies in the public layout (`model.layers.N...`), its cache groups. Does
+not belong here: which architecture writes which fields (llama_config.py, qwen3_config.py), torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from specbench.engine.cache_group import CacheGroupSpec, StreamSpec
+from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, GENERATION_CONFIG_FILE, Checkpoint
+from specbench.engine.checkpoints.checks import ExpectedTensors
+from specbench.engine.layers.rotary_config import LinearScaling, Llama3Scaling, RotaryConfig, YarnScaling
+from specbench.engine.models.config_section import ConfigSection, eos_token_ids, top_section
+
+#: Where `transformers` takes the ids from that end a text: the instruct models' further ids are in the first.
+_EOS_FILES = (GENERATION_CONFIG_FILE, CONFIG_FILE)
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """Sizes and routing of a mixture of experts."""
+
+    num_experts: int
+    num_experts_per_token: int
+    width: int
+    #: Whether the weights of the chosen experts are made to sum to 1.
+    is_renormalised: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Everything the model needs from config.json."""
+
+    architecture: str
+    vocab_size: int
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    hidden_size: int
+    rms_norm_eps: float
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary: RotaryConfig
+    #: Whether queries and keys are normed per head.
+    has_head_norm: bool
+    #: Biases of the four projections of attention, and of those of the dense MLP.
+    has_attention_bias: bool
+    has_mlp_bias: bool
+    #: Keys that a row of a windowed layer sees, itself included.
+    window: int | None
+    #: Per layer: whether its attention is windowed.
+    windowed_layers: tuple[bool, ...]
+    #: Width of the MLP of layers without experts.
+    dense_width: int
+    #: Per layer: its experts, or None for a dense MLP.
+    experts: tuple[ExpertShape | None, ...]
+    #: Whether the head is the token table.
+    is_tied: bool
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.windowed_layers)
+
+    @property
+    def num_modules(self) -> int:
+        """MTP modules: these families have none."""
+        return 0
+
+    @property
+    def query_width(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+def parse_decoder_config(
+    checkpoint: Checkpoint,
+    architecture: str,
+    *,
+    has_head_norm: bool,
+    windowed_layers: tuple[bool, ...],
+    experts: tuple[ExpertShape | None, ...],
+) -> DecoderConfig:
+    """What every plain decoder writes alike, around what its family has found out."""
+    config = top_section(checkpoint)
+    config.check_fixed("hidden_act", "silu")
+    hidden_size, num_heads = config.count("hidden_size"), config.count("num_attention_heads")
+    num_kv_heads = config.count("num_key_value_heads", default=num_heads)
+    head_dim = config.count("head_dim", default=hidden_size // num_heads)
+    if num_heads % num_kv_heads:
+        config.fail("num_key_value_heads", f"{num_kv_heads} does not divide {num_heads} heads; correct it")
+    if head_dim % 2:
+        config.fail("head_dim", f"{head_dim} is odd, and a rotary embedding turns pairs; correct it")
+    rotary = _rotary(config, head_dim)
+    return DecoderConfig(
+        architecture=architecture,
+        vocab_size=config.count("vocab_size"),
+        max_model_len=_max_model_len(config, rotary),
+        eos_token_ids=eos_token_ids(checkpoint, _EOS_FILES),
+        hidden_size=hidden_size,
+        rms_norm_eps=config.number("rms_norm_eps"),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rotary=rotary,
+        has_head_norm=has_head_norm,
+        has_attention_bias=config.flag("attention_bias"),
+        has_mlp_bias=config.flag("mlp_bias"),
+        window=config.count("sliding_window") if any(windowed_layers) else None,
+        windowed_layers=windowed_layers,
+        dense_width=config.count("intermediate_size"),
+        experts=experts,
+        is_tied=config.flag("tie_word_embeddings"),
+    )
+
+
+def _rotary(config: ConfigSection, head_dim: int) -> RotaryConfig:
+    """From `rope_parameters`, or from `rope_theta` and `rope_scaling`, the older spelling."""
+    rope = config.subsection("rope_parameters") or config.subsection("rope_scaling") or config
+    theta = rope.optional("rope_theta") or config.optional("rope_theta") or 10_000.0
+    partial = rope.optional("partial_rotary_factor") or config.optional("partial_rotary_factor")
+    if partial not in (None, 1):
+        rope.fail("partial_rotary_factor", f"{partial!r} is not implemented here, only 1; use another checkpoint")
+    kind = "default" if rope is config else rope.optional("rope_type", "type") or "default"
+    if kind not in _SCALINGS:
+        rope.fail("rope_type", f"{kind!r} is not implemented, only {', '.join(_SCALINGS)}; use another checkpoint")
+    return RotaryConfig(theta, head_dim, _SCALINGS[kind](rope, config))
+
+
+def _linear(rope: ConfigSection, config: ConfigSection) -> LinearScaling:
+    return LinearScaling(rope.number("factor"))
+
+
+def _llama3(rope: ConfigSection, config: ConfigSection) -> Llama3Scaling:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if not low < high:
+        rope.fail("low_freq_factor", f"{low} is not below high_freq_factor, {high}; correct it")
+    return Llama3Scaling(rope.number("factor"), low, high, _original_max_positions(rope, config))
+
+
+def _yarn(rope: ConfigSection, config: ConfigSection) -> YarnScaling:
+    for key in ("mscale", "mscale_all_dim"):
+        if rope.optional(key):
+            rope.fail(key, "is not implemented here; use another checkpoint")
+    return YarnScaling(
+        rope.number("factor"),
+        _original_max_positions(rope, config),
+        beta_fast=rope.optional("beta_fast") or 32,
+        beta_slow=rope.optional("beta_slow") or 1,
+        is_truncated=rope.flag("truncate", default=True),
+        attention_factor=rope.optional("attention_factor"),
+    )
+
+
+def _original_max_positions(rope: ConfigSection, config: ConfigSection) -> int:
+    if rope.optional("original_max_position_embeddings") is not None:
+        return rope.count("original_max_position_embeddings")
+    return config.count("max_position_embeddings")
+
+
+#: rope_type -> its scaling. "dynamic" changes frequencies past max_position_embeddings only, where no request goes.
+_SCALINGS = {
+    "default": lambda rope, config: None,
+    "dynamic": lambda rope, config: None,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+
+
+def _max_model_len(config: ConfigSection, rotary: RotaryConfig) -> int:
+    """Tokens of a sequence. YaRN is switched on by its own fields, with max_position_embeddings left as it was."""
+    stated = config.count("max_position_embeddings")
+    if isinstance(rotary.scaling, YarnScaling):
+        return max(stated, int(rotary.scaling.factor * rotary.scaling.original_max_positions))
+    return stated
+
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def layer_prefix(layer: int) -> str:
+    """Name of a layer in the checkpoint."""
+    return f"model.layers.{layer}."
+
+
+def expected_tensors(config: DecoderConfig, num_modules: int) -> ExpectedTensors:
+    """What the model reads."""
+    assert num_modules == 0
+    hidden = config.hidden_size
+    table = (config.vocab_size, hidden)
+    required: Shapes = {EMBEDDING: table, FINAL_NORM: (hidden,)}
+    # Some tied checkpoints store the head all the same, and old ones the rotary frequencies.
+    unread: Shapes = {HEAD: table} if config.is_tied else {}
+    if not config.is_tied:
+        required[HEAD] = table
+    for layer, experts in enumerate(config.experts):
+        prefix = layer_prefix(layer)
+        required |= _attention_shapes(config, prefix)
+        required |= _dense_shapes(config, prefix) if experts is None else _expert_shapes(hidden, experts, prefix)
+        unread[prefix + "self_attn.rotary_emb.inv_freq"] = (config.head_dim // 2,)
+    return ExpectedTensors(required, unread, ("model.", "lm_head."), forbidden={})
+
+
+def _attention_shapes(config: DecoderConfig, prefix: str) -> Shapes:
+    hidden = config.hidden_size
+    shapes: Shapes = {
+        prefix + "input_layernorm.weight": (hidden,),
+        prefix + "post_attention_layernorm.weight": (hidden,),
+    }
+    prefix += "self_attn."
+    widths = {"q_proj": config.query_width, "k_proj": config.kv_width, "v_proj": config.kv_width}
+    shapes |= {f"{prefix}{name}.weight": (width, hidden) for name, width in widths.items()}
+    shapes[prefix + "o_proj.weight"] = (hidden, config.query_width)
+    if config.has_attention_bias:
+        shapes |= {f"{prefix}{name}.bias": (width,) for name, width in widths.items()}
+        shapes[prefix + "o_proj.bias"] = (hidden,)
+    if config.has_head_norm:
+        shapes |= {f"{prefix}{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
+    return shapes
+
+
+def _dense_shapes(config: DecoderConfig, prefix: str) -> Shapes:
+    shapes = _mlp_shapes(config.hidden_size, config.dense_width, prefix + "mlp.")
+    if config.has_mlp_bias:
+        shapes |= {name.replace(".weight", ".bias"): shape[:1] for name, shape in shapes.items()}
+    return shapes
+
+
+def _expert_shapes(hidden: int, experts: ExpertShape, prefix: str) -> Shapes:
+    shapes: Shapes = {prefix + "mlp.gate.weight": (experts.num_experts, hidden)}
+    for expert in range(experts.num_experts):
+        shapes |= _mlp_shapes(hidden, experts.width, f"{prefix}mlp.experts.{expert}.")
+    return shapes
+
+
+def _mlp_shapes(hidden: int, width: int, prefix: str) -> Shapes:
+    return {
+        prefix + "gate_proj.weight": (width, hidden),
+        prefix + "up_proj.weight": (width, hidden),
+        prefix + "down_proj.weight": (hidden, width),
+    }
+
+
+def target_cache_groups(config: DecoderConfig, element_size: int) -> tuple[CacheGroupSpec, ...]:
+    """Keys and values of the layers that see everything, and of those that see a window."""
+    streams = (StreamSpec("kv", (2, config.num_kv_heads, config.head_dim)),)
+
+    def group(kind: str, window: int | None, layers: Sequence[str]) -> CacheGroupSpec:
+        return CacheGroupSpec(
+            name=f"target.{kind}",
+            owner="target",
+            kind="full_attention" if window is None else "sliding_window",
+            layers=tuple(layers),
+            streams=(streams,) * len(layers),
+            element_size=element_size,
+            window=window,
+        )
+
+    names = [(layer_prefix(layer), is_windowed) for layer, is_windowed in enumerate(config.windowed_layers)]
+    groups = (
+        group("full_attention", None, [name for name, is_windowed in names if not is_windowed]),
+        group("sliding_window", config.window, [name for name, is_windowed in names if is_windowed]),
+    )
+    return tuple(group for group in groups if group.layers)

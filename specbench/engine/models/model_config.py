@@ -1,0 +1,33 @@
+"""What everyone may ask of a model's config, whatever its family. No torch."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class ModelConfig(Protocol):
+    """A family's config, seen from outside the family."""
+
+    @property
+    def architecture(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids that exist."""
+        ...
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output together."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def num_modules(self) -> int:
+        """MTP modules in the checkpoint."""
+        ...

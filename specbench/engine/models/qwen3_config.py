@@ -1,0 +1,72 @@
+"""Qwen3's config.json, dense and mixture of experts. No torch."""
+
+from __future__ import annotations
+
+from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.models.config_section import ConfigSection, top_section
+from specbench.engine.models.decoder_config import DecoderConfig, ExpertShape, parse_decoder_config
+
+DENSE_ARCHITECTURE = "Qwen3ForCausalLM"
+MOE_ARCHITECTURE = "Qwen3MoeForCausalLM"
+
+
+def parse_dense_config(checkpoint: Checkpoint) -> DecoderConfig:
+    """With use_sliding_window, some layers see a window."""
+    config = top_section(checkpoint)
+    num_layers = config.count("num_hidden_layers")
+    return parse_decoder_config(
+        checkpoint,
+        DENSE_ARCHITECTURE,
+        has_head_norm=True,
+        windowed_layers=_windowed_layers(config, num_layers),
+        experts=(None,) * num_layers,
+    )
+
+
+def parse_moe_config(checkpoint: Checkpoint) -> DecoderConfig:
+    """With use_sliding_window, all layers see a window."""
+    config = top_section(checkpoint)
+    num_layers = config.count("num_hidden_layers")
+    return parse_decoder_config(
+        checkpoint,
+        MOE_ARCHITECTURE,
+        has_head_norm=True,
+        windowed_layers=(config.flag("use_sliding_window"),) * num_layers,
+        experts=_experts(config, num_layers),
+    )
+
+
+def _windowed_layers(config: ConfigSection, num_layers: int) -> tuple[bool, ...]:
+    """By `layer_types`, else every layer from max_window_layers on; none where use_sliding_window is false."""
+    layer_types = config.optional("layer_types")
+    if layer_types is not None:
+        known = ("full_attention", "sliding_attention")
+        if len(layer_types) != num_layers or not set(layer_types) <= set(known):
+            config.fail("layer_types", f"expected {num_layers} of {known}, found {layer_types}; correct it")
+    if not config.flag("use_sliding_window"):
+        return (False,) * num_layers
+    if layer_types is not None:
+        return tuple(layer_type == "sliding_attention" for layer_type in layer_types)
+    first = config.optional("max_window_layers")
+    if first is None:
+        config.fail("max_window_layers", "missing, and use_sliding_window is true; add it")
+    return tuple(layer >= first for layer in range(num_layers))
+
+
+def _experts(config: ConfigSection, num_layers: int) -> tuple[ExpertShape | None, ...]:
+    """Experts in every decoder_sparse_step-th layer, those of mlp_only_layers left out."""
+    shape = ExpertShape(
+        num_experts=config.number("num_experts", "num_local_experts"),
+        num_experts_per_token=config.count("num_experts_per_tok"),
+        width=config.count("moe_intermediate_size"),
+        is_renormalised=config.flag("norm_topk_prob"),
+    )
+    if shape.num_experts_per_token > shape.num_experts:
+        config.fail("num_experts_per_tok", f"is more than the {shape.num_experts} experts; correct it")
+    for key, width in (("hidden_size", config.count("hidden_size")), ("moe_intermediate_size", shape.width)):
+        if width % 8:
+            config.fail(
+                key, f"{width} is not a multiple of 8, which products over sorted experts need; use another model"
+            )
+    step, dense_layers = config.count("decoder_sparse_step", default=1), config.optional("mlp_only_layers") or []
+    return tuple(None if layer in dense_layers or (layer + 1) % step else shape for layer in range(num_layers))
