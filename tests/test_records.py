@@ -90,10 +90,17 @@ def test_documented_keys_of_metrics_json_are_those_computed():
     rows = {row[0]: row[1] for row in documented("metrics.json")}
     assert re.findall(r"\w+_ms", rows["latency"]) == list(latency_metrics(columns))
     assert rows["throughput"] == ", ".join(throughput_metrics(columns, 1))
-    acceptance = DOCS.split("Acceptance:\n")[1]
+    acceptance = DOCS.split("Acceptance:\n")[1].split("Health:")[0]
     computed = acceptance_metrics(columns, 1) | condition_tables(columns, 1)
     assert re.findall(r"^\| (\w+) \| ", acceptance, re.MULTILINE)[1:] == list(computed)
     assert set(acceptance_metrics(columns, None) | condition_tables(columns, None)) == set(computed)
+
+
+def test_documented_health_checks_are_those_that_run():
+    from specbench.reports.diagnosis import CHECKS
+
+    table = DOCS.split("| check | raised by |")[1].split("\n\n")[0]
+    assert re.findall(r"^\| (\w+) \| ", table, re.MULTILINE) == [check.name for check in CHECKS]
 
 
 def test_documented_schema_version():

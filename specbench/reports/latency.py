@@ -17,6 +17,9 @@ from specbench.reports.step_columns import StepColumns
 
 COMPLETED = ("stop", "length")
 
+#: A 99th percentile of fewer requests than this is marked.
+MIN_REQUESTS_OF_P99 = 100
+
 
 def is_completed(request: RequestRecord) -> bool:
     """Whether it ended by itself, at a stop or at a length."""

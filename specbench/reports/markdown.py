@@ -11,13 +11,13 @@ from __future__ import annotations
 from specbench.records import DataIdentity, ModelIdentity, RunRecord
 from specbench.reports.acceptance_sections import acceptance_sections
 from specbench.reports.condition_sections import condition_section
+from specbench.reports.health_section import health_section, health_sentence
 from specbench.reports.identities import broken_identities
+from specbench.reports.latency import MIN_REQUESTS_OF_P99
 from specbench.reports.markdown_table import markdown_table
 from specbench.reports.number_format import NOT_MEASURED, count, decimal, percent_of, percent_range
 from specbench.reports.output_check_text import check_differences, check_sentence
-
-#: A 99th percentile of fewer requests than this is marked.
-MIN_REQUESTS_OF_P99 = 100
+from specbench.reports.table import section_markdown
 
 LATENCY_LABELS = {
     "ttft_ms": "TTFT (ms)",
@@ -49,7 +49,8 @@ _IDENTITY_LABELS = {
 def report_markdown(run: RunRecord, metrics: dict) -> str:
     """The report of one run, from run.json and metrics.json."""
     head = f"# {model_title(run.model)}\n\n{_subtitle(run)}"
-    own = [_what_ran(run), _verdict(run, metrics), _accuracy(run, metrics), _speed(run, metrics)]
+    health = section_markdown(health_section(metrics["health"]))
+    own = [_what_ran(run), _verdict(run, metrics), health, _accuracy(run, metrics), _speed(run, metrics)]
     acceptance = metrics["acceptance"]
     sections = [head, *own, *acceptance_sections(acceptance, metrics["intervals"]), condition_section(acceptance)]
     return "\n\n".join(section for section in sections if section) + "\n"
@@ -115,6 +116,7 @@ def _flat(value: object) -> str:
 def _verdict(run: RunRecord, metrics: dict) -> str:
     lines = [*_status_lines(run, metrics), f"- Output check: {check_sentence(run.output_check)}"]
     lines += [f"- {_requests_sentence(metrics['requests'])}", f"- {_identities_sentence(metrics)}"]
+    lines.append(f"- Health: {health_sentence(metrics['health'])}")
     lines += [f"- Notice: {notice}" for notice in run.notices]
     parts = ["## Verdict", "\n".join(lines), *check_differences(run.output_check), _identities_table(metrics)]
     return "\n\n".join(parts)

@@ -12,6 +12,7 @@ from specbench.records import SCHEMA_VERSION, RequestRecord, RunRecord
 from specbench.reports.acceptance import acceptance_metrics, ratio
 from specbench.reports.accuracy import accuracy_metrics
 from specbench.reports.conditions import condition_tables
+from specbench.reports.diagnosis import health_checks
 from specbench.reports.identities import identity_checks
 from specbench.reports.intervals import acceptance_intervals
 from specbench.reports.latency import is_completed, latency_metrics, throughput_metrics
@@ -25,7 +26,7 @@ def compute_metrics(run: RunRecord, log: EventLog) -> dict:
     columns = step_columns(log.requests, log.verify_steps)
     k = _num_speculative_tokens(run, columns)
     acceptance = acceptance_metrics(columns, k) | condition_tables(columns, k)
-    return {
+    metrics = {
         "schema_version": SCHEMA_VERSION,
         "requests": _request_counts(log.requests),
         "acceptance": acceptance,
@@ -36,6 +37,7 @@ def compute_metrics(run: RunRecord, log: EventLog) -> dict:
         "checks": {"identities": identity_checks(columns, acceptance), "output": _output_check(run)},
         "intervals": acceptance_intervals(columns, k),
     }
+    return metrics | {"health": health_checks(run, columns, metrics, log.samples)}
 
 
 def recompute(run_directory: Path) -> tuple[dict, str]:

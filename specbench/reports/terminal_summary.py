@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from specbench.records import RunRecord
+from specbench.reports.health_check import FAILED
+from specbench.reports.health_section import health_sentence
 from specbench.reports.identities import broken_identities
 from specbench.reports.markdown import LATENCY_LABELS, data_title, is_unfinished, model_title
 from specbench.reports.number_format import count, decimal, percent, percent_of, slash_joined
@@ -37,10 +39,12 @@ def _verdict(run: RunRecord, metrics: dict) -> list[SummaryRow]:
     bad = requests["failed"] + requests["aborted"]
     level = {"identical": "good", "mismatch": "bad"}.get(status, "plain")
     broken = broken_identities(metrics)
+    is_failed = any(check["status"] == FAILED for check in metrics["health"])
     ended = f"{count(requests['completed'])} completed" + (f", {count(bad)} failed or aborted" if bad else "")
     return [
         SummaryRow("Output check", check_sentence(run.output_check).replace("**", ""), level),
         SummaryRow("Identities", f"broken: {', '.join(broken)}" if broken else "hold", "bad" if broken else "good"),
+        SummaryRow("Health", health_sentence(metrics["health"]).replace("**", ""), "bad" if is_failed else "plain"),
         SummaryRow("Requests", ended, "bad" if bad else "plain", is_section_end=True),
     ]
 

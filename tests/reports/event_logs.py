@@ -15,6 +15,7 @@ def make_run(num_speculative_tokens: int | None = 8, method: str = "mtp", **chan
         "spec": {"name": f"mtp{num_speculative_tokens}" if method != "none" else "none", "method": method},
         "parallel": {"name": "tp1", "tensor_parallel_size": 1},
         "eval": {"name": "gsm8k", "scorer": "official"},
+        "sampling": {"temperature": 0.0, "ignore_eos": False},
     }
     config["spec"]["num_speculative_tokens"] = num_speculative_tokens
     fields = {

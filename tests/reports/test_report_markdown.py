@@ -32,6 +32,7 @@ def test_sections_in_order():
     assert headings(report()) == [
         "What ran",
         "Verdict",
+        "Health",
         "Accuracy",
         "Speed",
         "Acceptance",

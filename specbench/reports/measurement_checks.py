@@ -1,0 +1,115 @@
+"""Health checks of the measuring itself: counters, output check, chunks of a client, percentiles.
+
+Belongs here: whether the figures are what they say they are. Does not belong here: whether drafts are as good as they
+should be (drafting_checks.py), what text was decoded (text_checks.py).
+"""
+
+from __future__ import annotations
+
+from specbench.reports.health_check import (
+    FAILED,
+    NOT_CHECKED,
+    OK,
+    Evidence,
+    Finding,
+    HealthCheck,
+    judged,
+    not_checked,
+)
+from specbench.reports.identities import broken_identities
+from specbench.reports.latency import MIN_REQUESTS_OF_P99
+
+#: `acceptance_source` of the embedded engine, which sees every step.
+_ENGINE = "engine"
+
+_OUTPUT_STATUS = {
+    "identical": OK,
+    "near_ties": OK,
+    "mismatch": FAILED,
+    "not_checked": NOT_CHECKED,
+    "not_applicable": NOT_CHECKED,
+}
+
+
+def _identities(evidence: Evidence) -> Finding:
+    checks = evidence.metrics["checks"]["identities"]
+    applying = [name for name, check in checks.items() if check["holds"] is not None]
+    broken = broken_identities(evidence.metrics)
+    if not evidence.columns.requests:
+        return not_checked("no request was recorded")
+    text = f"broken: {', '.join(broken)}" if broken else f"all {len(applying)} that apply hold"
+    return judged(bool(broken), text, {"applying": len(applying), "broken": len(broken)}, FAILED)
+
+
+def _output(evidence: Evidence) -> Finding:
+    check = evidence.run.output_check
+    if check is None:
+        return not_checked("no output was replayed without speculation")
+    if _OUTPUT_STATUS[check.status] == NOT_CHECKED:
+        return not_checked(check.reason or "no output was replayed without speculation")
+    text = (
+        f"{check.identical} identical, {check.near_ties} with near ties, {check.mismatches} different "
+        f"of {check.compared} requests"
+    )
+    numbers = {"compared": check.compared, "near_ties": check.near_ties, "mismatches": check.mismatches}
+    return Finding(_OUTPUT_STATUS[check.status], text, numbers)
+
+
+def _chunks(evidence: Evidence) -> Finding:
+    """A step emits at most k + 1 tokens; a row of more is several steps that reached the client as one chunk."""
+    source, emitted = evidence.run.acceptance_source, evidence.columns.num_emitted
+    if source == _ENGINE:
+        return not_checked("does not apply: the engine saw every step, there are no chunks")
+    if len(emitted) == 0:
+        return not_checked(f"the source {source!r} tells nothing of single steps")
+    if not evidence.k:
+        return not_checked("how many tokens a step may emit is not known: speculation was off, or its k is not")
+    merged, largest = int((emitted > evidence.k + 1).sum()), int(emitted.max())
+    text = (
+        f"{merged:,} of {len(emitted):,} chunks hold more than k + 1 = {evidence.k + 1} tokens, the largest {largest}"
+    )
+    return judged(merged > 0, text, {"merged": merged, "chunks": len(emitted), "largest": largest})
+
+
+def _percentiles(evidence: Evidence) -> Finding:
+    completed = evidence.metrics["requests"]["completed"]
+    if not completed:
+        return not_checked("no request was completed")
+    text = f"{completed:,} completed requests"
+    return judged(completed < MIN_REQUESTS_OF_P99, text, {"completed": completed})
+
+
+CHECKS = (
+    HealthCheck(
+        name="identities",
+        title="Counters agree with each other",
+        threshold="every identity that applies holds",
+        why="a figure from counters that contradict each other means nothing",
+        where="the table of identities under Verdict names the two sides; then whoever writes that record",
+        look=_identities,
+    ),
+    HealthCheck(
+        name="output_check",
+        title="Output equals plain decoding",
+        threshold="no token differs beyond a near tie",
+        why="speculation must not change the text; a speed-up with other text is no speed-up",
+        where="the differing tokens under Verdict; verification, the commit of accepted rows, rows that share a slot",
+        look=_output,
+    ),
+    HealthCheck(
+        name="merged_chunks",
+        title="One step a chunk",
+        threshold="no chunk holds more than k + 1 tokens",
+        why="tokens of several steps that arrive as one chunk make ITL too long and acceptance per step too high",
+        where="the server's stream interval, a proxy that buffers, a client that reads too slowly",
+        look=_chunks,
+    ),
+    HealthCheck(
+        name="p99_requests",
+        title="Enough requests for a p99",
+        threshold=f"{MIN_REQUESTS_OF_P99} completed requests",
+        why="the 99th percentile of fewer is little more than their largest value",
+        where="eval.num_samples, load.repeats",
+        look=_percentiles,
+    ),
+)
