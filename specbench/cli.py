@@ -43,6 +43,8 @@ specbench: the instrument that proves a change to speculative decoding.
   specbench [-m] +model=NAME [spec=NAME] [eval=NAME] [KEY=VALUE ...]    one run; a sweep over a,b,c with -m
   specbench list [GROUP]                                the options of a group, and how to run each
   specbench report DIR [--format md|json] [-o FILE]     everything again, from the event log of a run
+  specbench compare BASE NEW... [--gate GATE]... [--format md|json] [-o FILE]
+                                                        runs side by side, the first of them the base
   specbench score DIR eval.scorer=NAME                  score again, without running again
   specbench resume DIR                                  go on with a run that was interrupted
   specbench doctor                                      what this machine can run, and why not
@@ -400,16 +402,34 @@ def _report_command(argv: list[str]) -> int:
     from specbench import benchmark
 
     text = benchmark.report_text(arguments.directory, arguments.format)
-    if arguments.output is None:
+    _hand_over(text, arguments.output)
+    return 0
+
+
+def _hand_over(text: str, output: Path | None) -> None:
+    """To the terminal, or to a file whose name goes there."""
+    if output is None:
         print(text)
-        return 0
+        return
     try:
-        arguments.output.write_text(text, encoding="utf-8")
+        output.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"{arguments.output}: cannot be written ({error.strerror}); name another file with -o"
-        ) from error
-    print(arguments.output)
+        raise UserError(f"{output}: cannot be written ({error.strerror}); name another file with -o") from error
+    print(output)
+
+
+def _compare_command(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser("specbench compare", description="Runs side by side, the first of them the base.")
+    parser.add_argument("base", type=Path)
+    parser.add_argument("new", type=Path, nargs="+")
+    parser.add_argument("--format", choices=("md", "json"), default="md")
+    parser.add_argument("-o", "--output", type=Path, help="a file; the terminal without it")
+    arguments = parser.parse_args(argv)
+    from specbench.reports.compare import compare_directories
+    from specbench.reports.compare_sections import comparison_markdown
+
+    comparison = compare_directories(arguments.base, arguments.new)
+    _hand_over(comparison_markdown(comparison), arguments.output)
     return 0
 
 
@@ -445,6 +465,7 @@ def _doctor_command(argv: list[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "list": _list_command,
     "report": _report_command,
+    "compare": _compare_command,
     "score": _score_command,
     "resume": _resume_command,
     "doctor": _doctor_command,

@@ -1,0 +1,264 @@
+"""How one run's figures differ from the base run's, and whether that is more than chance.
+
+Belongs here: differences of unrounded values, paired tests by family, better or worse. Does not belong here: the
+statistics themselves (statistics.py, sample_sums.py), tables, sentences.
+
+Drafts and answers are paired by sample. Speed is tested only between runs of three repeats or more: one run shows how
+fast it was that once. Marks are adjusted within a family by Holm; intervals are not adjusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from specbench.reports.comparability import Comparability
+from specbench.reports.compared_run import ComparedRun
+from specbench.reports.figures import (
+    ACCEPTANCE_LENGTH,
+    ACCEPTANCE_RATE,
+    ACCURACY,
+    OUTPUT_THROUGHPUT,
+    Figure,
+    as_percent,
+    benchmark_figures,
+    hundredths,
+    latency_figures,
+)
+from specbench.reports.paired_answers import PairedAnswers, paired_answers
+from specbench.reports.repeat_speed import num_repeats, speed_by_repeat
+from specbench.reports.sample_sums import BELOW_K, SampleSums, acceptance_sums, category_path, category_sums, paired
+from specbench.reports.statistics import (
+    MIN_REPEATS,
+    Difference,
+    holm,
+    paired_difference,
+    paired_repeat_difference,
+    swap_test,
+)
+
+#: An adjusted p value up to this one is more than chance.
+SIGNIFICANCE = 0.05
+Family = Literal["headline", "positions", "buckets", "categories", "speed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One figure of two runs."""
+
+    figure: Figure
+    family: Family | None
+    base: float | None
+    new: float | None
+    #: Interval and standard error are of new - base in the figure's own unit; None where nothing was tested.
+    difference: Difference | None
+    p_value: float | None
+    #: By Holm within the family.
+    adjusted_p_value: float | None
+    #: Whether better or worse can be said of it in these two runs.
+    has_direction: bool
+    #: Why a difference says nothing; None where it says something.
+    void: str | None
+
+    @property
+    def change(self) -> float | None:
+        """Points (as a fraction) of a fraction, else a share of the base; None where it is void or was not measured."""
+        return None if self.void else self.figure.change(self.base, self.new)
+
+    @property
+    def verdict(self) -> str:
+        """`better`, `worse`, `different`, `no difference visible`, `not tested` or `void`."""
+        if self.void:
+            return "void"
+        if self.adjusted_p_value is None or self.base is None or self.new is None:
+            return "not tested"
+        if self.adjusted_p_value > SIGNIFICANCE or self.base == self.new:
+            return "no difference visible"
+        if not self.has_direction:
+            return "different"
+        return "better" if (self.new > self.base) == (self.figure.better == "higher") else "worse"
+
+
+@dataclass(frozen=True, slots=True)
+class PairChanges:
+    """All figures of one new run against the base."""
+
+    by_path: dict[str, Change]
+    grounds: Comparability
+    equal_k: bool
+    answers: PairedAnswers | None
+
+    def of(self, figure: Figure, base: float | None, new: float | None) -> Change:
+        """As it was tested; untested where it was not."""
+        tested = self.by_path.get(figure.path)
+        return _judged(_change(figure, None, base, new), self.equal_k, self.grounds) if tested is None else tested
+
+    def family(self, name: Family) -> list[Change]:
+        """Those that were tested together."""
+        return [change for change in self.by_path.values() if change.family == name]
+
+
+def pair_changes(base: ComparedRun, new: ComparedRun, grounds: Comparability) -> PairChanges:
+    """Every figure of `new` against `base`, as far as `grounds` allow."""
+    equal_k = base.num_speculative_tokens == new.num_speculative_tokens
+    answers = paired_answers(base, new) if grounds.has_paired_answers else None
+    tested = _tested_drafts(base, new, equal_k) if grounds.is_paired else []
+    tested += _tested_accuracy(answers)
+    tested += [] if grounds.void_of_speed else _tested_speed(base, new)
+    by_path = {one.figure.path: one for one in [*_untested(base, new), *tested]}
+    changes = [_judged(one, equal_k, grounds) for one in by_path.values()]
+    return PairChanges({one.figure.path: one for one in _adjusted(changes)}, grounds, equal_k, answers)
+
+
+def bucket_figure(path: str, accepted: str) -> Figure:
+    """Position 0 after a previous step that accepted so many. `path` is that of the bucket."""
+    return Figure(
+        f"Position 0 (%) after {accepted} accepted",
+        f"{path}.per_position[0]",
+        as_percent,
+        "drafts",
+        is_fraction=True,
+        better="higher",
+        needs_equal_k=True,
+    )
+
+
+def category_figure(category: str) -> Figure:
+    """Acceptance length of one category."""
+    return Figure(
+        f"Acceptance length, {category}",
+        f"{category_path(category)}.acceptance_length",
+        hundredths,
+        "drafts",
+        better="higher",
+    )
+
+
+def _untested(base: ComparedRun, new: ComparedRun) -> list[Change]:
+    """Every figure that tables show, as values alone."""
+    most = max(base.num_speculative_tokens, new.num_speculative_tokens)
+    figures = [ACCURACY, *benchmark_figures(most), *latency_figures()]
+    return [_change(figure, None, figure.value(base.metrics), figure.value(new.metrics)) for figure in figures]
+
+
+def _change(figure: Figure, family: Family | None, base: float | None, new: float | None) -> Change:
+    return Change(figure, family, base, new, None, None, None, has_direction=False, void=None)
+
+
+def _judged(change: Change, equal_k: bool, grounds: Comparability) -> Change:
+    figure = change.figure
+    return replace(
+        change,
+        has_direction=figure.better is not None and (equal_k or not figure.needs_equal_k),
+        void=grounds.void_of_speed if figure.kind == "speed" else grounds.model,
+    )
+
+
+def _adjusted(changes: Sequence[Change]) -> list[Change]:
+    """Holm within each family; a figure in no family keeps none."""
+    adjusted = list(changes)
+    for family in ("headline", "positions", "buckets", "categories", "speed"):
+        places = [index for index, one in enumerate(changes) if one.family == family]
+        for place, p_value in zip(places, holm([changes[index].p_value for index in places]), strict=True):
+            adjusted[place] = replace(changes[place], adjusted_p_value=p_value)
+    return adjusted
+
+
+def _tested_drafts(base: ComparedRun, new: ComparedRun, equal_k: bool) -> list[Change]:
+    """Rate, length and positions, by bucket where k is equal, and the length by category."""
+    if not base.num_speculative_tokens or not new.num_speculative_tokens:
+        return []
+    families: dict[str, tuple[Figure, Family]] = {}
+    for figure in benchmark_figures(min(base.num_speculative_tokens, new.num_speculative_tokens)):
+        if figure in (ACCEPTANCE_RATE, ACCEPTANCE_LENGTH):
+            families[figure.path] = (figure, "headline")
+        elif figure.kind == "position":
+            families[figure.path] = (figure, "positions")
+    if equal_k:
+        families |= {figure.path: (figure, "buckets") for figure in _bucket_figures(base.num_speculative_tokens)}
+    sums = [acceptance_sums(run.columns, run.num_speculative_tokens) for run in (base, new)]
+    return [*_tested_sums(*paired(*sums), families), *_tested_categories(base, new)]
+
+
+def _bucket_figures(k: int) -> list[Figure]:
+    """Position 0 after 0..k accepted, and after fewer than k together."""
+    by_count = {f"acceptance.by_previous[{2 + accepted}]": str(accepted) for accepted in range(k + 1)}
+    return [bucket_figure(path, accepted) for path, accepted in {**by_count, BELOW_K: "fewer than k"}.items()]
+
+
+def _tested_categories(base: ComparedRun, new: ComparedRun) -> list[Change]:
+    """Categories that hold the same samples in both."""
+    first, second = (category_sums(run.columns, run.num_speculative_tokens) for run in (base, new))
+    tested: list[Change] = []
+    for category in first:
+        if category in second and first[category].sample_ids == second[category].sample_ids:
+            figure = category_figure(category)
+            tested += _tested_sums(*paired(first[category], second[category]), {figure.path: (figure, "categories")})
+    return tested
+
+
+def _tested_sums(base: SampleSums, new: SampleSums, families: dict[str, tuple[Figure, Family]]) -> list[Change]:
+    """Interval and p value of each path of `families` that both have."""
+    paths = [path for path in base.paths if path in families]
+    base, new = base.restricted(base.sample_ids, paths), new.restricted(new.sample_ids, paths)
+    differences = paired_difference(base.sums, new.sums, base.ratios)
+    p_values = swap_test(base.sums, new.sums, base.ratios)
+    return [
+        _tested(*families[path], difference, p_value)
+        for path, difference, p_value in zip(paths, differences, p_values, strict=True)
+    ]
+
+
+def _tested(figure: Figure, family: Family, difference: Difference, p_value: float | None) -> Change:
+    """Under 20 samples there is no interval, and no p value either."""
+    tested_p_value = None if difference.interval is None else p_value
+    return replace(
+        _change(figure, family, difference.base, difference.new), difference=difference, p_value=tested_p_value
+    )
+
+
+def _tested_accuracy(answers: PairedAnswers | None) -> list[Change]:
+    """McNemar where each sample was asked once; else the swap test, which keeps a sample's repeats together."""
+    if answers is None:
+        return []
+    difference = paired_difference(answers.base_sums, answers.new_sums, answers.ratios)[0]
+    if answers.flips.p_value is None:
+        p_value = swap_test(answers.base_sums, answers.new_sums, answers.ratios)[0]
+        return [_tested(ACCURACY, "headline", difference, p_value)]
+    return [replace(_tested(ACCURACY, "headline", difference, None), p_value=answers.flips.p_value)]
+
+
+def _tested_speed(base: ComparedRun, new: ComparedRun) -> list[Change]:
+    """Speed figures over repeats; none where a run has fewer than three, or was resumed."""
+    if min(num_repeats(base), num_repeats(new)) < MIN_REPEATS:
+        return []
+    if base.record.num_segments > 1 or new.record.num_segments > 1:
+        return []
+    first, second = speed_by_repeat(base), speed_by_repeat(new)
+    figures = [figure for figure in [*benchmark_figures(0), *latency_figures()] if figure.kind == "speed"]
+    tested = []
+    for figure in dict.fromkeys(figures):
+        before, after = _measured(first, figure), _measured(second, figure)
+        if len(before) == len(first) and len(after) == len(second):
+            difference = paired_repeat_difference(before, after)
+            family: Family = "headline" if figure == OUTPUT_THROUGHPUT else "speed"
+            change = _change(figure, family, figure.value(base.metrics), figure.value(new.metrics))
+            p_value = _student_p(difference, min(len(before), len(after)))
+            tested.append(replace(change, difference=difference, p_value=p_value))
+    return tested
+
+
+def _measured(repeats: Sequence[dict], figure: Figure) -> list[float]:
+    """The figure in those repeats that measured it."""
+    values = [figure.value(one) for one in repeats]
+    return [value for value in values if value is not None]
+
+
+def _student_p(difference: Difference, num_pairs: int) -> float | None:
+    """Two-sided p of Student's t over the pairs of repeats; None where all differ alike, which shows no chance."""
+    from scipy.special import stdtr
+
+    if difference.difference is None or not difference.standard_error:
+        return None
+    return 2 * float(stdtr(num_pairs - 1, -abs(difference.difference / difference.standard_error)))

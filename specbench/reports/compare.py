@@ -1,0 +1,68 @@
+"""Two or more runs, the first of them the base: everything that a comparison says, as data.
+
+Belongs here: what is compared with what, and whether each may be. Does not belong here: tables (side_by_side.py),
+sentences and their order (compare_sections.py), single comparisons (changes.py, text_difference.py, layout_check.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from specbench.reports.changes import PairChanges, pair_changes
+from specbench.reports.comparability import Comparability, comparability, only_layout_differs
+from specbench.reports.compared_run import ComparedRun, load_run, with_labels
+from specbench.reports.layout_check import LayoutCheck, check_layouts
+from specbench.reports.text_difference import TextComparison, compare_texts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pair:
+    """One new run against the base."""
+
+    new: ComparedRun
+    grounds: Comparability
+    changes: PairChanges
+    #: None where samples are not paired.
+    texts: TextComparison | None
+    #: None unless the parallel layout is the only setting that differs.
+    layout: LayoutCheck | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """A base run and each new run against it."""
+
+    base: ComparedRun
+    pairs: tuple[Pair, ...]
+
+    @property
+    def runs(self) -> tuple[ComparedRun, ...]:
+        """The base first."""
+        return (self.base, *(pair.new for pair in self.pairs))
+
+    @property
+    def changes(self) -> tuple[PairChanges, ...]:
+        return tuple(pair.changes for pair in self.pairs)
+
+
+def compare_directories(base: Path, new: Sequence[Path]) -> Comparison:
+    """Compare run directories; figures are computed anew from their event logs."""
+    return compare([load_run(directory) for directory in (base, *new)])
+
+
+def compare(runs: Sequence[ComparedRun]) -> Comparison:
+    """Compare `runs[1:]` with `runs[0]`."""
+    base, *others = with_labels(runs)
+    return Comparison(base, tuple(_pair(base, new) for new in others))
+
+
+def _pair(base: ComparedRun, new: ComparedRun) -> Pair:
+    grounds = comparability(base, new)
+    texts = None
+    layout = None
+    if grounds.is_paired:
+        texts = compare_texts(base.columns.requests, base.samples, new.columns.requests, new.samples)
+        layout = check_layouts(base.columns, new.columns) if only_layout_differs(base, new) else None
+    return Pair(new, grounds, pair_changes(base, new, grounds), texts, layout)

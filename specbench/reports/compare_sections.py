@@ -1,0 +1,287 @@
+"""A comparison in words and tables: verdict, tables, what could have been seen, texts, what differs.
+
+Belongs here: the sentences of a comparison and the order of its sections. Does not belong here: anything computed.
+
+No speed figure stands without the output check of its run, and no sentence calls a drafter better: with another k the
+steps are others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from specbench.reports.changes import Change, PairChanges
+from specbench.reports.comparability import differences_table
+from specbench.reports.compare import Comparison, Pair
+from specbench.reports.compared_run import ComparedRun
+from specbench.reports.figures import ACCEPTANCE_LENGTH, ACCURACY, OUTPUT_THROUGHPUT
+from specbench.reports.identities import broken_identities
+from specbench.reports.markdown import data_title, is_unfinished, model_title
+from specbench.reports.number_format import NOT_MEASURED, count
+from specbench.reports.repeat_speed import num_repeats
+from specbench.reports.side_by_side import (
+    benchmark_table,
+    bucket_table,
+    category_table,
+    change_text,
+    check_text,
+    conditional_table,
+    evaluation_table,
+    latency_table,
+)
+from specbench.reports.statistics import MIN_REPEATS, MIN_SAMPLES
+from specbench.reports.table import Cell, ReportTable, Section, section_markdown, text_cell
+from specbench.reports.text_difference import text_sentence, text_table
+
+_UNADJUSTED = (
+    "Intervals are 95% bootstrap intervals over samples (all turns and repeats of one together, base and new drawn "
+    "alike), those of speed Student's over repeats; **they are not adjusted** for how many there are. p is that of "
+    "swapping base and new within samples (accuracy: exact McNemar), adjusted by Holm within a family, and decides on "
+    "marks. "
+    "The smallest visible difference is 2.8 paired standard errors."
+)
+
+
+def comparison_markdown(comparison: Comparison) -> str:
+    """The whole document."""
+    sections = comparison_sections(comparison)
+    head = [f"# {comparison_title(comparison)}", _subtitle(comparison.base)]
+    return "\n\n".join([*head, *(section_markdown(section) for section in sections)]) + "\n"
+
+
+def comparison_title(comparison: Comparison) -> str:
+    """`mtp8 against mtp1`"""
+    return f"{', '.join(pair.new.label for pair in comparison.pairs)} against {comparison.base.label}"
+
+
+def comparison_sections(comparison: Comparison) -> list[Section]:
+    """Every section in its order; those with nothing to say are left out."""
+    runs, changes = comparison.runs, comparison.changes
+    sections = [
+        Section("Verdict", ("\n".join(f"- {line}" for line in verdict_lines(comparison)),)),
+        Section("Benchmark", (benchmark_table(runs, changes),)),
+        Section("Accuracy", (evaluation_table(runs, changes), *_flips(comparison))),
+        Section("Differences, and what could have been seen", tuple(_difference_blocks(comparison))),
+        _of_tables("Acceptance given the previous step", bucket_table(runs, changes), conditional_table(runs)),
+        _of_tables("Acceptance by category", category_table(runs, changes)),
+        Section("Texts", tuple(_text_blocks(comparison))),
+        Section("Latency in full", (latency_table(runs, changes),)),
+        Section("What differs", (differences_table(runs),)),
+        Section("Runs", (_run_table(runs),)),
+    ]
+    return [section for section in sections if section.blocks]
+
+
+def verdict_lines(comparison: Comparison) -> list[str]:
+    """What a reader must know before any figure, then the headline figures, a sentence each."""
+    lines = [line for pair in comparison.pairs for line in pair.grounds.sentences(pair.new.label)]
+    lines += [line for run in comparison.runs for line in _warnings(run)]
+    checks = ", ".join(f"{run.label} {check_text(run)}" for run in comparison.runs)
+    lines.append(f"Output checks: {checks}")
+    for pair in comparison.pairs:
+        lines += _pair_lines(comparison.base, pair, len(comparison.pairs) > 1)
+    return lines
+
+
+def _subtitle(base: ComparedRun) -> str:
+    record = base.record
+    return f"{model_title(record.model)}; {data_title(record.data, record.config['eval']['name'])}"
+
+
+def _of_tables(title: str, *tables: ReportTable | None) -> Section:
+    return Section(title, tuple(table for table in tables if table is not None))
+
+
+# ---- The verdict
+
+
+def _warnings(run: ComparedRun) -> Iterable[str]:
+    """What is wrong with a run by itself."""
+    requests = run.metrics["requests"]
+    if is_unfinished(run.record):
+        yield f"**{run.label} is unfinished**: its figures cover {count(requests['completed'])} completed requests"
+    elif run.record.error is not None:
+        yield f"**{run.label} failed**: {run.record.error}"
+    if bad := requests["failed"] + requests["aborted"]:
+        yield f"**{run.label}: {count(bad)} requests failed or were aborted**: wrong answers, and in no time"
+    if broken := broken_identities(run.metrics):
+        yield f"**{run.label}: identities broken** ({', '.join(broken)}): its counts contradict each other, trust none"
+    if run.metrics["checks"]["output"]["status"] == "mismatch":
+        yield f"**{run.label}: its output check failed**: what it emitted is not what plain decoding gives"
+
+
+def _pair_lines(base: ComparedRun, pair: Pair, is_named: bool) -> list[str]:
+    changes = pair.changes.by_path
+    lines = [_text_line(base, pair), None if pair.layout is None else pair.layout.sentence]
+    if pair.grounds.model is None:
+        lines += [
+            _drafts_line(base, pair),
+            _change_line("Accuracy", changes[ACCURACY.path], pair),
+            _speed_line(base, pair, changes[OUTPUT_THROUGHPUT.path]),
+        ]
+    prefix = f"{pair.new.label}: " if is_named else ""
+    return [f"{prefix}{line}" for line in lines if line is not None]
+
+
+def _text_line(base: ComparedRun, pair: Pair) -> str | None:
+    if pair.texts is None:
+        return None
+    methods = [run.record.config["spec"]["method"] for run in (base, pair.new)]
+    if methods == ["none", "none"]:
+        role = " (plain decoding in both)"
+    elif "none" in methods:
+        role = " (a run without speculation is the whole output check of the other)"
+    else:
+        role = ""
+    sampled = any(run.record.config.get("sampling", {}).get("temperature", 0) > 0 for run in (base, pair.new))
+    return text_sentence(pair.texts) + role + ("; sampled above temperature 0" if sampled else "")
+
+
+def _drafts_line(base: ComparedRun, pair: Pair) -> str | None:
+    """The length; that other k make other steps is said here."""
+    k = (base.num_speculative_tokens, pair.new.num_speculative_tokens)
+    if 0 in k:
+        return None
+    line = _change_line("Acceptance length", pair.changes.by_path[ACCEPTANCE_LENGTH.path], pair)
+    if pair.changes.equal_k:
+        return line
+    return (
+        f"{line}. k is {k[0]} and {k[1]}: rate, positions, draft tokens and ITL per step are of other steps, so none "
+        "of those is better or worse"
+    )
+
+
+def _change_line(what: str, change: Change, pair: Pair) -> str | None:
+    """`Acceptance length: 1.84 to 4.40 (+139.1%), 95% interval +2.4 to +2.7: better`; None if not measured."""
+    if change.base is None and change.new is None:
+        return None
+    figure = change.figure
+    unit = "%" if figure.is_fraction else ""
+    base, new = (
+        NOT_MEASURED if value is None else f"{figure.written(value)}{unit}" for value in (change.base, change.new)
+    )
+    return f"{what}: {base} to {new} ({figure.change_text(change.change)}){_judgement(change, pair)}"
+
+
+def _judgement(change: Change, pair: Pair) -> str:
+    if change.difference is None or change.adjusted_p_value is None:
+        return f"; not tested: {_untested_reason(pair)}"
+    if change.difference.interval == (0, 0):
+        return ": the same in every sample"
+    if change.verdict != "no difference visible":
+        return f"{_interval_text(change)}: **{change.verdict}**"
+    visible = change.difference.smallest_visible
+    seen = (
+        "" if visible is None else f"; one of {change.figure.difference_text(visible).lstrip('+')} could have been seen"
+    )
+    return f"{_interval_text(change)}: no difference visible{seen}"
+
+
+def _interval_text(change: Change) -> str:
+    if change.difference is None or change.difference.interval is None:
+        return ""
+    low, high = (change.figure.difference_text(bound) for bound in change.difference.interval)
+    return f", 95% interval {low} to {high}"
+
+
+def _untested_reason(pair: Pair) -> str:
+    if not pair.grounds.is_paired:
+        return "samples are not paired"
+    if pair.grounds.scorer:
+        return "answers are not paired"
+    return f"fewer than {MIN_SAMPLES} samples"
+
+
+def _speed_line(base: ComparedRun, pair: Pair, change: Change) -> str | None:
+    """With the output checks that vouch for it."""
+    if change.base is None or change.new is None:
+        return None
+    checks = f"output checks: {check_text(base)}, {check_text(pair.new)}"
+    line = f"Output token throughput: {change.base:.2f} to {change.new:.2f} tok/s ({change_text(change)}; {checks})"
+    if change.void:
+        return line
+    if change.difference is None:
+        repeats = min(num_repeats(base), num_repeats(pair.new))
+        return f"{line}; no interval: {repeats} of the {MIN_REPEATS} repeats that one needs"
+    return f"{line}{_interval_text(change)}: {change.verdict}"
+
+
+# ---- Sections
+
+
+def _flips(comparison: Comparison) -> list[ReportTable]:
+    """Answers that changed, of each pair whose answers are paired."""
+    rows = []
+    for pair in comparison.pairs:
+        if pair.changes.answers is None:
+            continue
+        flips = pair.changes.answers.flips
+        p_text = "by swapping" if flips.p_value is None else _p_text(flips.p_value)
+        counts = (flips.compared, flips.only_base, flips.only_new)
+        rows.append(
+            (text_cell(pair.new.label), *(Cell(one, count(one)) for one in counts), Cell(flips.p_value, p_text))
+        )
+    if not rows:
+        return []
+    header = ("Run", "Answers compared", "Right in the base only", "Right in this run only", "p (exact McNemar)")
+    note = "Failed requests and invalid answers are wrong."
+    return [ReportTable("flips", "Answers that changed", header, tuple(rows), notes=(note,))]
+
+
+def _difference_blocks(comparison: Comparison) -> Iterable[str | ReportTable]:
+    tables = [_difference_table(pair.changes, pair.new.label) for pair in comparison.pairs]
+    tables = [table for table in tables if table.rows]
+    if not tables:
+        yield "Nothing was tested: see the verdict for why."
+        return
+    yield _UNADJUSTED
+    yield from tables
+
+
+def _difference_table(changes: PairChanges, label: str) -> ReportTable:
+    tested = [one for one in changes.by_path.values() if one.family is not None and not one.void]
+    header = ("Figure", "Family", "Difference", "95% low", "95% high", "p", "p (Holm)", "Smallest visible", "Verdict")
+    return ReportTable(
+        f"differences_{label}",
+        f"{label} against the base",
+        header,
+        tuple(map(_difference_row, tested)),
+        num_text_columns=2,
+    )
+
+
+def _difference_row(change: Change) -> tuple[Cell, ...]:
+    found, figure = change.difference, change.figure
+    assert found is not None
+    low, high = found.interval or (None, None)
+    numbers = (found.difference, low, high)
+    return (
+        text_cell(figure.label),
+        text_cell(change.family),
+        *(Cell(number, figure.difference_text(number)) for number in numbers),
+        *(Cell(p, _p_text(p)) for p in (change.p_value, change.adjusted_p_value)),
+        Cell(found.smallest_visible, figure.difference_text(found.smallest_visible).lstrip("+")),
+        text_cell(change.verdict),
+    )
+
+
+def _p_text(p_value: float | None) -> str:
+    if p_value is None:
+        return NOT_MEASURED
+    return "<0.001" if p_value < 0.001 else f"{p_value:.3f}"
+
+
+def _text_blocks(comparison: Comparison) -> Iterable[str | ReportTable]:
+    for pair in comparison.pairs:
+        if pair.texts is not None:
+            yield f"{pair.new.label}: {text_sentence(pair.texts)}."
+            if (table := text_table(pair.texts, pair.new.label)) is not None:
+                yield table
+
+
+def _run_table(runs: Iterable[ComparedRun]) -> ReportTable:
+    rows = [
+        tuple(map(text_cell, (run.label, run.directory, run.record.status, run.record.started_at, run.record.command)))
+        for run in runs
+    ]
+    return ReportTable("runs", "Runs", ("Run", "Directory", "Status", "Started", "Command"), tuple(rows), 5)

@@ -1,0 +1,102 @@
+"""One of the runs that stand side by side: its records, its metrics and what it is called.
+
+Belongs here: reading a run for comparison, and labels that tell runs apart. Does not belong here: what differs between
+two runs (comparability.py), figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from specbench.records import RunRecord, SampleRecord
+from specbench.reports.metrics import compute_metrics
+from specbench.reports.step_columns import StepColumns, step_columns
+from specbench.run_directory import EventLog, RunDirectory
+
+#: Settings that are named in a label before others, if they tell runs apart.
+_TELLING = ("spec.rejection_sample_method", "spec.faults", "cache.prefix_caching", "load.concurrency")
+#: Settings that change nothing that is measured.
+SILENT_SETTINGS = ("output_root", "dry_run", "strict", "report.gates", "report.baseline")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ComparedRun:
+    """A run and everything that a comparison reads of it."""
+
+    label: str
+    #: As the user named it.
+    directory: str
+    record: RunRecord
+    metrics: dict
+    columns: StepColumns
+    samples: Sequence[SampleRecord]
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """k; 0 without speculation."""
+        return self.metrics["acceptance"]["num_speculative_tokens"] or 0
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Every setting that can change a figure, under `group.key`."""
+        flat = flatten(self.record.config)
+        return {key: value for key, value in flat.items() if key not in SILENT_SETTINGS}
+
+
+def load_run(directory: Path) -> ComparedRun:
+    """Read a run directory; figures are computed anew from its event log. Nothing is written."""
+    opened = RunDirectory.open(directory)
+    return compared_run(opened.read_run(), opened.read_event_log(), str(directory))
+
+
+def compared_run(record: RunRecord, log: EventLog, directory: str) -> ComparedRun:
+    """A run from its records, labelled by its way of speculating."""
+    return ComparedRun(
+        label=record.config["spec"]["name"],
+        directory=directory,
+        record=record,
+        metrics=compute_metrics(record, log),
+        columns=step_columns(log.requests, log.verify_steps),
+        samples=log.samples,
+    )
+
+
+def with_labels(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """The same runs under labels that are all different: what tells them apart, else a number."""
+    labels = [run.label for run in runs]
+    told = [
+        f"{run.label} ({telling})" if labels.count(run.label) > 1 and (telling := _telling(run, runs)) else run.label
+        for run in runs
+    ]
+    numbered = [
+        f"{label} #{told[: index + 1].count(label)}" if told.count(label) > 1 else label
+        for index, label in enumerate(told)
+    ]
+    return [replace(run, label=label) for run, label in zip(runs, numbered, strict=True)]
+
+
+def flatten(value: object, prefix: str = "") -> dict[str, object]:
+    """Nested mappings as one mapping of `outer.inner` to what is no mapping."""
+    if not isinstance(value, dict):
+        return {prefix: value}
+    flat: dict[str, object] = {}
+    for key, inner in value.items():
+        flat |= flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def _telling(run: ComparedRun, runs: Sequence[ComparedRun]) -> str | None:
+    """The value of the first setting in which runs of this label differ; None where none does."""
+    same = [other.settings for other in runs if other.label == run.label]
+    keys = [*_TELLING, *sorted(same[0])]
+    for key in keys:
+        values = {str(settings.get(key)) for settings in same}
+        if len(values) > 1:
+            return f"{key.rpartition('.')[2]} {_written(run.settings.get(key))}"
+    return None
+
+
+def _written(value: object) -> str:
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list | tuple) else str(value)

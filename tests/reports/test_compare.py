@@ -1,0 +1,331 @@
+"""Two runs side by side: what may be compared, what a difference is, what is said of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from specbench.records import DataIdentity, ModelIdentity, OutputCheck, RunRecord
+from specbench.reports.compare import Comparison, compare
+from specbench.reports.compare_sections import comparison_markdown, verdict_lines
+from specbench.reports.compared_run import ComparedRun, compared_run
+from specbench.reports.side_by_side import benchmark_table, category_table, latency_table
+from specbench.reports.table import ReportTable
+from specbench.run_directory import EventLog
+from tests.reports.event_logs import log_of_accepted, make_request, make_run, make_sample, make_step, simulate
+
+MODEL = ModelIdentity("inkling", "inkling-nano", "/m", None, "f00d", True, 5_800_000, 8)
+DATA = DataIdentity("nano_problems", "/d", None, "beef", True, 4)
+
+
+def run(log: EventLog, k: int | None = 4, **changes: object) -> ComparedRun:
+    method = "none" if k is None else "mtp"
+    return compared_run(make_run(k, method, **changes), log, "runs/x")
+
+
+def cells(table: ReportTable | None) -> dict[str, list[str]]:
+    assert table is not None
+    return {row[0].text: [cell.text for cell in row[1:]] for row in table.rows}
+
+
+def benchmark(found: Comparison) -> dict[str, list[str]]:
+    return cells(benchmark_table(found.runs, found.changes))
+
+
+def verdict(found: Comparison) -> str:
+    return "\n".join(verdict_lines(found))
+
+
+def with_config(record: RunRecord, group: str, **values: object) -> RunRecord:
+    """The same record with other settings."""
+    config = {name: dict(group_values) for name, group_values in record.config.items()}
+    config.setdefault(group, {}).update(values)
+    return dataclasses.replace(record, config=config)
+
+
+# ---- Differences
+
+
+def test_differences_are_of_unrounded_values() -> None:
+    base = run(log_of_accepted([(4, 0, 2)], 4))
+    new = run(log_of_accepted([(4, 4, 1)], 4))
+    table = benchmark(compare([base, new]))
+    assert table["Acceptance rate (%)"] == ["50.00", "75.00", "+25.00 pts"]
+    assert table["Acceptance length"] == ["3.00", "4.00", "+33.3%"]
+    assert table["Accepted tokens"] == ["6", "9", "+50.0%"]
+    assert table["Per-position acceptance (%) — Pos 1"] == ["66.67", "66.67", "0.00 pts"]
+    assert table["Per-position acceptance (%) — Pos 3"] == ["33.33", "66.67", "+33.33 pts"]
+
+
+def test_a_run_without_speculation_has_no_drafts_and_no_positions() -> None:
+    plain = EventLog([make_request("r0", num_output_tokens=2)], [make_step("r0", 0, 0, 0)])
+    table = benchmark(compare([run(plain, k=None), run(log_of_accepted([(4,)], 4))]))
+    assert table["Acceptance rate (%)"] == ["n/a", "100.00", "n/a"]
+    assert table["Per-position acceptance (%) — Pos 0"] == ["—", "100.00", "—"]
+
+
+def test_three_runs_have_a_difference_each() -> None:
+    logs = [log_of_accepted([accepted], 4) for accepted in ((4, 0), (4, 4), (0, 0))]
+    found = compare([run(log) for log in logs])
+    table = benchmark_table(found.runs, found.changes)
+    assert table.header == ("Metric", "mtp4 #1", "mtp4 #2", "mtp4 #3", "Δ mtp4 #2", "Δ mtp4 #3")
+    assert cells(table)["Acceptance length"] == ["3.00", "5.00", "1.00", "+66.7%", "-66.7%"]
+
+
+def test_labels_name_the_setting_that_tells_runs_apart() -> None:
+    log = log_of_accepted([(1,)], 4)
+    records = [with_config(make_run(4), "spec", rejection_sample_method=method) for method in ("standard", "block")]
+    found = compare([compared_run(record, log, "runs/x") for record in records])
+    assert [one.label for one in found.runs] == [
+        "mtp4 (rejection_sample_method standard)",
+        "mtp4 (rejection_sample_method block)",
+    ]
+
+
+def better_log(seed: int, acceptance: float) -> EventLog:
+    return simulate(seed, num_requests=60, acceptance=acceptance, num_warmup=0)
+
+
+def test_a_large_difference_is_marked_and_says_its_interval() -> None:
+    found = compare([run(better_log(1, 0.3)), run(better_log(2, 0.9))])
+    table = benchmark(found)
+    assert table["Acceptance rate (%)"][-1].endswith("pts (better)")
+    assert table["Acceptance length"][-1].endswith("(better)")
+    assert "95% interval +" in verdict(found) and "**better**" in verdict(found)
+    assert benchmark(compare([run(better_log(2, 0.9)), run(better_log(1, 0.3))]))["Acceptance length"][-1].endswith(
+        "(worse)"
+    )
+
+
+def test_a_run_against_itself_is_the_same_in_every_sample() -> None:
+    one = run(better_log(1, 0.5))
+    found = compare([one, one])
+    assert " (0.0%): the same in every sample" in verdict(found)
+    assert not {"better", "worse"} & set(comparison_markdown(found).split())
+
+
+def test_no_visible_difference_says_what_could_have_been_seen() -> None:
+    text = verdict(compare([run(better_log(1, 0.5)), run(better_log(3, 0.5))]))
+    assert "no difference visible; one of 0." in text and "could have been seen" in text
+
+
+def test_under_twenty_samples_nothing_is_tested() -> None:
+    found = compare([run(log_of_accepted([(0, 0)] * 19, 4)), run(log_of_accepted([(4, 4)] * 19, 4))])
+    assert "not tested: fewer than 20 samples" in verdict(found)
+    assert benchmark(found)["Acceptance length"][-1] == "+400.0%"
+    more = compare([run(log_of_accepted([(0, 0)] * 20, 4)), run(log_of_accepted([(4, 4)] * 20, 4))])
+    assert benchmark(more)["Acceptance length"][-1] == "+400.0% (better)"
+
+
+def test_with_another_k_only_the_length_has_a_direction() -> None:
+    rows = [(4, 0, 2), (1, 1, 1)] * 20
+    found = compare([run(log_of_accepted([(1, 0, 1)] * 40, 1), k=1), run(log_of_accepted(rows, 4))])
+    table = benchmark(found)
+    marked = {label for label, row in table.items() if "(" in row[-1]}
+    assert marked == {"Acceptance length"}
+    assert "k is 1 and 4" in verdict(found)
+
+
+# ---- Speed
+
+
+def timed(seconds: float, repeats: int) -> EventLog:
+    """One request a repeat, each `seconds` long give or take."""
+    log = EventLog()
+    for repeat in range(repeats):
+        start, end = 100.0 * repeat, 100.0 * repeat + seconds + 0.01 * repeat
+        name = f"r{repeat}"
+        times = {"arrival_s": start, "first_token_s": start + 0.1, "last_token_s": end}
+        log.requests.append(make_request(name, sample_id="s", repeat=repeat, num_output_tokens=3, **times))
+        log.verify_steps += [make_step(name, 0, 4, 1, end_s=end)]
+    return log
+
+
+def test_single_runs_show_no_interval_of_speed() -> None:
+    found = compare([run(timed(1.0, 1)), run(timed(2.0, 1))])
+    assert benchmark(found)["Output token throughput (tok/s)"] == ["3.00", "1.50", "-50.0%"]
+    assert "no interval: 1 of the 3 repeats that one needs" in verdict(found)
+
+
+def test_three_repeats_give_speed_an_interval_and_a_mark() -> None:
+    found = compare([run(timed(1.0, 3)), run(timed(2.0, 3))])
+    assert cells(latency_table(found.runs, found.changes))["Mean E2EL (ms)"][-1] == "+99.0% (worse)"
+    assert "-1.5" in verdict(found) and "95% interval" in verdict(found)
+
+
+def test_output_check_stands_beside_speed() -> None:
+    check = OutputCheck("near_ties", 32, 30, 2, 0)
+    found = compare([run(timed(1.0, 1), output_check=check), run(timed(1.0, 1))])
+    assert benchmark(found)["Output check"] == ["near ties (30 of 32)", "not checked", ""]
+    assert "output checks: near ties (30 of 32), not checked" in verdict(found)
+
+
+# ---- Grounds
+
+
+def test_another_model_leaves_only_standing_side_by_side() -> None:
+    other = dataclasses.replace(MODEL, sha256="0ther")
+    found = compare([run(better_log(1, 0.3)), run(better_log(1, 0.9), model=other)])
+    assert verdict_lines(found)[0].startswith("**mtp4 #2: the models differ** (inkling-nano: sha256 f00d and 0ther)")
+    table = benchmark(found)
+    assert "n/a" not in table["Acceptance length"]
+    assert {row[-1] for label, row in table.items() if label != "Output check"} == {"void"}
+    assert "Texts:" not in comparison_markdown(found)
+
+
+def test_other_data_stands_unpaired() -> None:
+    other = dataclasses.replace(DATA, sha256="0ther")
+    found = compare([run(better_log(1, 0.3)), run(better_log(1, 0.9), data=other)])
+    assert "**mtp4 #2: the samples differ** (nano_problems: sha256 beef and 0ther). Pairing is void" in verdict(found)
+    assert re.fullmatch(r"\+\d+\.\d%", benchmark(found)["Acceptance length"][-1]), "a difference without a mark"
+    assert "not tested: samples are not paired" in verdict(found)
+    assert "Nothing was tested" in comparison_markdown(found)
+
+
+def test_other_samples_of_the_same_data_stand_unpaired() -> None:
+    found = compare([run(log_of_accepted([(1,)] * 3, 4)), run(log_of_accepted([(1,)] * 2, 4))])
+    assert "3 and 2 samples finished, 2 of them in both" in verdict(found)
+
+
+def test_another_scorer_leaves_answers_unpaired() -> None:
+    log = better_log(1, 0.5)
+    log.samples = [make_sample(request.sample_id, 1.0) for request in log.requests]
+    first = make_run(4)
+    second = with_config(make_run(4), "eval", scorer="boxed")
+    found = compare([compared_run(record, log, "runs/x") for record in (first, second)])
+    assert "the scorers differ** (scorer official and boxed)" in verdict(found)
+    assert "Answers that changed" not in comparison_markdown(found)
+    assert found.pairs[0].texts is not None, "texts do not depend on who scores them"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "is_void"),
+    [
+        ({"cpu": "another processor", "gpus": []}, True),
+        ({"cpu": "a processor", "gpus": [{"name": "a GPU", "memory": "80 GB", "driver": "1"}]}, True),
+        ({"cpu": "a processor", "gpus": [], "system": "another kernel"}, False),
+        ({"cpu": "a processor", "gpus": [], "at_start": {"load_average": [9, 9, 9]}}, False),
+    ],
+)
+def test_other_hardware_voids_differences_in_speed(hardware: dict, is_void: bool) -> None:
+    found = compare([run(timed(1.0, 1)), run(timed(2.0, 1), hardware=hardware)])
+    table = benchmark(found)
+    assert (table["Benchmark duration (s)"][-1] == "void") == is_void
+    assert ("the hardware differs" in verdict(found)) == is_void
+    assert table["Acceptance length"][-1] == "0.0%", "drafts do not depend on it"
+
+
+def test_what_differs_is_listed_and_nothing_else() -> None:
+    log = log_of_accepted([(1,)], 4)
+    first = make_run(4)
+    second = with_config(make_run(4, commit="def", is_dirty=True, packages={"torch": "2.12.0"}), "load", concurrency=16)
+    text = comparison_markdown(compare([compared_run(record, log, "runs/x") for record in (first, second)]))
+    rows = text.split("## What differs\n")[1].split("\n## ")[0]
+    names = [line.split("|")[1].strip() for line in rows.splitlines() if line.startswith("|")][2:]
+    assert names == ["Setting load.concurrency", "specbench", "Package torch"]
+    assert "commit def with changes" in rows
+
+
+def test_nothing_that_differs_is_said() -> None:
+    one = run(log_of_accepted([(1,)], 4))
+    assert "Nothing: settings, code, packages" in comparison_markdown(compare([one, one]))
+
+
+# ---- What is wrong with a run
+
+
+def test_failed_and_unfinished_runs_are_named_first() -> None:
+    log = log_of_accepted([(1,)], 4)
+    log.requests.append(make_request("bad", finish_reason="error", num_output_tokens=0, first_token_s=None))
+    found = compare([run(log, status="failed", error="out of memory"), run(log, status="running")])
+    text = verdict(found)
+    assert "**mtp4 #1 failed**: out of memory" in text
+    assert "**mtp4 #2 is unfinished**: its figures cover 1 completed requests" in text
+    assert "1 requests failed or were aborted" in text
+
+
+def test_broken_identities_and_mismatches_are_named() -> None:
+    log = log_of_accepted([(1,)], 4)
+    log.requests[0] = dataclasses.replace(log.requests[0], num_output_tokens=9)
+    found = compare([run(log), run(log, output_check=OutputCheck("mismatch", 1, 0, 0, 1))])
+    assert "identities broken** (generated_tokens, tokens_of_each_request)" in verdict(found)
+    assert "its output check failed" in verdict(found)
+
+
+# ---- Answers
+
+
+def answered(*scores: float | None, extracted: str | None = "1", repeats: int = 1) -> EventLog:
+    log = EventLog()
+    for index, score in enumerate(scores):
+        name = f"s{index // repeats}"
+        log.requests.append(make_request(f"{name}-{index}", sample_id=name, repeat=index % repeats))
+        log.samples.append(make_sample(name, score, repeat=index % repeats, extracted={"official": extracted}))
+    return log
+
+
+def flips(base: EventLog, new: EventLog) -> tuple[int, int, int, float | None]:
+    answers = compare([run(base), run(new)]).changes[0].answers
+    assert answers is not None
+    found = answers.flips
+    return found.compared, found.only_base, found.only_new, found.p_value
+
+
+def test_flips_both_ways() -> None:
+    base, new = answered(1.0, 1.0, 1.0, 0.0, 0.0), answered(1.0, 0.0, 0.0, 1.0, 0.0)
+    assert flips(base, new) == (5, 2, 1, 1.0)
+    # Eight against none: 2 / 2^8.
+    assert flips(answered(*[1.0] * 9), answered(*[0.0] * 8, 1.0)) == (9, 8, 0, pytest.approx(2 / 256))
+
+
+def test_invalid_answers_and_failed_requests_are_wrong() -> None:
+    assert flips(answered(1.0, 1.0), answered(1.0, 1.0, extracted=None)) == (2, 2, 0, 0.5)
+    failed = answered(1.0, 1.0)
+    failed.requests[0] = dataclasses.replace(failed.requests[0], finish_reason="error")
+    assert flips(answered(1.0, 1.0), failed) == (2, 1, 0, 1.0)
+    del failed.samples[0]
+    assert flips(answered(1.0, 1.0), failed) == (2, 1, 0, 1.0)
+
+
+def test_repeats_of_a_sample_are_not_taken_for_independent() -> None:
+    assert flips(answered(1.0, 1.0, repeats=2), answered(0.0, 0.0, repeats=2)) == (2, 2, 0, None)
+
+
+# ---- Categories
+
+
+def test_categories_side_by_side() -> None:
+    logs = [log_of_accepted([(4,), (0,)] * 20, 4) for _ in range(2)]
+    logs[0].requests = [
+        dataclasses.replace(one, category=name) for one, name in zip(logs[0].requests, "ab" * 20, strict=True)
+    ]
+    logs[1].requests = [dataclasses.replace(one, category="a") for one in logs[1].requests]
+    found = compare([run(log) for log in logs])
+    table = cells(category_table(found.runs, found.changes))
+    assert table == {"a": ["20", "5.00", "40", "3.00", "-40.0%"], "b": ["20", "1.00", "n/a", "n/a", "n/a"]}
+
+
+# ---- Layouts
+
+
+def test_acceptance_does_not_depend_on_the_layout() -> None:
+    first, second = make_run(4), with_config(make_run(4), "parallel", name="tp2", tensor_parallel_size=2)
+    log = better_log(1, 0.5)
+    turned = EventLog(list(reversed(log.requests)), list(log.verify_steps))
+    same = compare([compared_run(first, log, "a"), compared_run(second, turned, "b")])
+    assert f"Layouts: acceptance is **identical** in all {len(log.verify_steps)} steps" in verdict(same)
+    steps = list(log.verify_steps)
+    place = next(index for index, step in enumerate(steps) if step.step == 2 and step.num_accepted == 0)
+    steps[place] = dataclasses.replace(steps[place], num_accepted=1)
+    other = compare([compared_run(first, log, "a"), compared_run(second, EventLog(log.requests, steps), "b")])
+    assert f"first at step 2 of sample {steps[place].request_id}" in verdict(other)
+
+
+def test_layouts_are_not_checked_where_anything_else_differs() -> None:
+    first = make_run(4)
+    second = with_config(with_config(make_run(4), "parallel", tensor_parallel_size=2), "spec", trim_to_max_tokens=True)
+    log = better_log(1, 0.5)
+    assert compare([compared_run(first, log, "a"), compared_run(second, log, "b")]).pairs[0].layout is None
+    assert compare([compared_run(first, log, "a"), compared_run(first, log, "b")]).pairs[0].layout is None
