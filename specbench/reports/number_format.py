@@ -26,6 +26,23 @@ def percent_range(interval: Sequence[float] | None) -> str:
     return NOT_MEASURED if interval is None else f"{percent(interval[0])} to {percent(interval[1])}"
 
 
+def points(fraction: float | None) -> str:
+    """`-9.16 pts`: a difference of two fractions."""
+    return NOT_MEASURED if fraction is None else f"{100 * fraction:+.2f} pts"
+
+
+def points_range(interval: Sequence[float] | None) -> str:
+    """`-9.61 to -8.70 pts`"""
+    return NOT_MEASURED if interval is None else f"{100 * interval[0]:+.2f} to {100 * interval[1]:+.2f} pts"
+
+
+def p_value(p: float | None) -> str:
+    """`0.0312`, `< 0.0001`"""
+    if p is None:
+        return NOT_MEASURED
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
+
+
 def decimal_range(interval: Sequence[float] | None, digits: int = 2) -> str:
     """`4.35 to 4.46`"""
     return NOT_MEASURED if interval is None else f"{decimal(interval[0], digits)} to {decimal(interval[1], digits)}"

@@ -72,7 +72,12 @@ class Difference:
     @property
     def is_visible(self) -> bool | None:
         """Whether the interval leaves out 0; None without an interval."""
-        return None if self.interval is None else not self.interval[0] <= 0 <= self.interval[1]
+        return leaves_out_zero(self.interval)
+
+
+def leaves_out_zero(interval: Interval | None) -> bool | None:
+    """None without an interval."""
+    return None if interval is None else not interval[0] <= 0 <= interval[1]
 
 
 def quotient(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
