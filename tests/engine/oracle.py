@@ -45,20 +45,36 @@ class Oracle:
     def mtp_chain(self, token_ids: list[int], num_modules: int) -> list[tuple[Tensor, Tensor]]:
         """Per module m: hidden [T - m - 1, hidden] and logits [T - m - 1, vocab] of every row that has its token."""
         hidden, _ = self.target_hidden_and_logits(token_ids)
-        embeds = self._embed(token_ids)
         chain = []
         for module in range(num_modules):
-            num_rows = len(token_ids) - module - 1
-            prefix = f"model.mtp.layers.{module}."
-            previous = self._norm(hidden[:num_rows], prefix + "hidden_norm.weight")
-            token = self._norm(embeds[module + 1 :], prefix + "embed_norm.weight")
-            x = torch.cat((previous, token), 1) @ self.weights[prefix + "input_proj.weight"].T
-            is_local = module in self.mtp["local_layer_ids"]
-            hidden = self._block(x, prefix + "transformer_block.", is_local, has_log_scaling=False)
-            if self.mtp["chain_hidden_post_norm"]:
-                hidden = self._norm(hidden, "model.mtp.chain_norm.weight")
+            hidden = self._module(module, token_ids[module + 1 :], hidden[: len(token_ids) - module - 1])
             chain.append((hidden, self._logits(hidden)))
         return chain
+
+    def single_module_drafts(self, token_ids: list[int], num_drafts: int) -> list[Tensor]:
+        """Logits [vocab] of each draft behind the committed `token_ids`, module 0 run again from scratch for each.
+
+        Rows 0 .. len - 2 take the target's hidden, later ones the module's own output at the row before.
+        """
+        hidden, _ = self.target_hidden_and_logits(token_ids)
+        hidden, following = hidden[:-1], list(token_ids[1:])
+        drafts = []
+        for _ in range(num_drafts):
+            output = self._module(0, following, hidden)
+            drafts.append(self._logits(output)[-1])
+            following.append(int(drafts[-1].argmax()))
+            hidden = torch.cat((hidden, output[-1:]))
+        return drafts
+
+    def _module(self, module: int, token_ids: list[int], hidden: Tensor) -> Tensor:
+        """One module over all rows: [T] ids and [T, hidden] -> [T, hidden]."""
+        prefix = f"model.mtp.layers.{module}."
+        previous = self._norm(hidden, prefix + "hidden_norm.weight")
+        token = self._norm(self._embed(token_ids), prefix + "embed_norm.weight")
+        x = torch.cat((previous, token), 1) @ self.weights[prefix + "input_proj.weight"].T
+        is_local = module in self.mtp["local_layer_ids"]
+        hidden = self._block(x, prefix + "transformer_block.", is_local, has_log_scaling=False)
+        return self._norm(hidden, "model.mtp.chain_norm.weight") if self.mtp["chain_hidden_post_norm"] else hidden
 
     def _embed(self, token_ids: list[int]) -> Tensor:
         return self._norm(self.weights["model.llm.embed.weight"][token_ids], "model.llm.embed_norm.weight")

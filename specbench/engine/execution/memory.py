@@ -40,7 +40,9 @@ def plan_memory(config: EngineConfig, specs: tuple[CacheGroupSpec, ...], fixed_b
     """
     num_steps = config.pipeline_depth + 1
     num_rows = num_steps * (config.num_speculative_tokens + 1)
-    longest = num_blocks_for(config.max_model_len, config.block_size)
+    longest = num_blocks_for(
+        config.max_model_len + max((s.num_draft_slots for s in specs), default=0), config.block_size
+    )
     windowed_blocks = {
         spec.name: 1
         + config.max_num_seqs * (window_blocks(spec, config.block_size, num_rows) + 1)

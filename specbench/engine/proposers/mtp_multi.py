@@ -19,10 +19,12 @@ import torch
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
-from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, RowLayout
-from specbench.engine.models.registry import build_modules, module_cache_groups
-from specbench.engine.models.target import MTPModules, TargetModel
+from specbench.engine.layers.metadata import AttentionMetadata, RowLayout
+from specbench.engine.models.registry import module_cache_groups
+from specbench.engine.models.target import TargetModel
+from specbench.engine.proposers.mtp_modules import DraftModules
 from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
+from specbench.engine.proposers.row_indices import RowIndices, row_indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +35,10 @@ class DraftLayout:
     query_start_loc_np: tuple[int, ...]
     # [num_requests] on the host: rows added to the target's layout
     num_added_np: tuple[int, ...]
-    # [num_requests] int64: first row of each request in this layout, and in the target's
-    query_start: torch.Tensor
+    # of this layout
+    indices: RowIndices
+    # [num_requests] int64: first row of each request in the target's layout
     target_start: torch.Tensor
-    # [num_tokens] int64: row -> batch index
-    request_of_row: torch.Tensor
     # [num_requests] bool: a chunk of a prompt rather than a verification
     is_chunk: torch.Tensor
 
@@ -51,16 +52,12 @@ def draft_layout(
     counts = np.where(is_chunk, np.diff(target_start_loc), num_modules + 1)
     starts = np.concatenate([[0], np.cumsum(counts)])
 
-    def to_device(values: np.ndarray) -> torch.Tensor:
-        return torch.tensor(values, device=device)
-
     return DraftLayout(
         query_start_loc_np=tuple(starts.tolist()),
         num_added_np=tuple((counts - np.diff(target_start_loc)).tolist()),
-        query_start=to_device(starts[:-1].astype(np.int64)),
-        target_start=to_device(np.asarray(target_start_loc[:-1], dtype=np.int64)),
-        request_of_row=to_device(np.repeat(np.arange(len(counts)), counts)),
-        is_chunk=to_device(np.asarray(is_chunk, dtype=bool)),
+        indices=row_indices(tuple(starts.tolist()), device),
+        target_start=torch.tensor(target_start_loc[:-1], device=device),
+        is_chunk=torch.tensor(is_chunk, device=device),
     )
 
 
@@ -68,18 +65,17 @@ class MultiModuleMTP:
     """The proposer. Its only memory of a request is the window of hiddens."""
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
+        self.config = config
         self.checkpoint = checkpoint
         self.num_modules = config.num_speculative_tokens
-        self.block_size = config.block_size
         self.max_num_seqs = config.max_num_seqs
         self.hidden_feedback = config.hidden_feedback
-        self.dtype = config.dtype
         self.faults = config.faults
         # One hidden more is needed to be wrong by one row.
         self.window_size = self.num_modules - 1 + ("hidden_off_by_one" in self.faults)
 
     def requirements(self) -> ProposerRequirements:
-        specs, hidden_size = module_cache_groups(self.checkpoint, self.dtype, self.num_modules, self.faults)
+        specs, hidden_size = module_cache_groups(self.checkpoint, self.config.dtype, self.num_modules, self.faults)
         return ProposerRequirements(
             num_speculative_tokens=self.num_modules,
             cache_groups=specs,
@@ -90,10 +86,7 @@ class MultiModuleMTP:
 
     def load(self, target: TargetModel) -> None:
         self.target = target
-        self.modules: MTPModules = build_modules(self.checkpoint, target, self.num_modules, self.faults)
-        self.metadata_builder = AttentionMetadataBuilder(
-            self.modules.cache_groups(), self.block_size, self.modules.relative_extents, target.device
-        )
+        self.modules = DraftModules(self.config, self.checkpoint, target, self.num_modules)
         # [max_num_seqs, window_size, hidden]: the target's hiddens of each request's newest valid rows, newest last
         self.window = torch.zeros(
             self.max_num_seqs, self.window_size, target.hidden_size, dtype=target.dtype, device=target.device
@@ -106,11 +99,11 @@ class MultiModuleMTP:
         num_live = num_stale + batch.num_valid
         # Stale rows come before the target's first row, so the bound of an added row is never too small.
         max_seq_lens = [m + n for m, n in zip(batch.max_seq_lens_np, layout.num_added_np, strict=True)]
-        metadata = self.metadata_builder.build(
+        metadata = self.modules.metadata_builder.build(
             batch.block_tables, RowLayout(layout.query_start_loc_np, first_position, num_live, max_seq_lens)
         )
         hidden = self._gather_hidden(batch, layout, metadata.positions)
-        self._draft(batch, layout, metadata, hidden, layout.query_start + num_live - 1)
+        self._draft(batch, layout, metadata, hidden, layout.indices.query_start + num_live - 1)
 
     def capture(self) -> None:
         """Nothing is captured yet: every pass runs eagerly."""
@@ -155,7 +148,7 @@ class MultiModuleMTP:
             )
 
         wanted = (positions - 1).clamp_min(0) if "hidden_off_by_one" in self.faults else positions
-        hidden = source[index(wanted, layout.request_of_row)]
+        hidden = source[index(wanted, layout.indices.request_of_row)]
         if self.window_size:
             newest = batch.first_position + batch.num_valid - 1
             kept = newest[:, None] + torch.arange(1 - self.window_size, 1, device=positions.device)
@@ -171,14 +164,13 @@ class MultiModuleMTP:
         last_rows: torch.Tensor,
     ) -> None:
         """Run the modules in turn; draft m is chosen from module m's logits at each request's last live row."""
-        pool_rows = batch.rows[layout.request_of_row]
-        embed = self.target.embed_raw if "raw_embedding" in self.faults else self.target.embed
         target_hidden = hidden
         for module in range(self.num_modules):
-            token_ids = batch.token_pool[pool_rows, metadata.positions + (module + 1)].clamp_min(0)
             weights = 0 if "module_0_everywhere" in self.faults else module
-            output = self.modules.forward_module(weights, embed(token_ids), hidden, metadata, batch.caches)
-            batch.sample_draft(module, self.modules.compute_logits(output[last_rows]))
+            output = self.modules.run(
+                weights, batch, layout.indices.request_of_row, metadata, hidden, lookahead=module + 1
+            )
+            self.modules.draft(module, batch, output[last_rows])
             hidden = target_hidden if self.hidden_feedback == "target" else output
             if "post_norm_chain" in self.faults:
                 hidden = self.target.final_norm(hidden)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 #: EngineConfig.proposer -> file of this folder and class in it, made with (EngineConfig, the target's Checkpoint).
 PROPOSERS = {
     "mtp_multi": "mtp_multi.MultiModuleMTP",
+    "mtp_single": "mtp_single.SingleModuleMTP",
     "ngram": "ngram.NgramLookup",
     "stub": "stub.StubProposer",
 }

@@ -24,7 +24,10 @@ def window_blocks(spec: CacheGroupSpec, block_size: int, num_step_rows: int) -> 
     because none of these need start on a block's edge.
     """
     assert spec.window is not None
-    return num_blocks_for(spec.window - 1 + spec.num_provisional_rows + num_step_rows, block_size) + 1
+    return (
+        num_blocks_for(spec.window - 1 + spec.num_provisional_rows + num_step_rows + spec.num_draft_slots, block_size)
+        + 1
+    )
 
 
 class BlockPool:
@@ -83,7 +86,7 @@ class KVCacheManager:
         return sum(pool.num_used for pool in self.pools)
 
     def blocks_of_longest(self, num_tokens: int) -> int:
-        return num_blocks_for(num_tokens, self.block_size)
+        return num_blocks_for(num_tokens + max((s.num_draft_slots for s in self.specs), default=0), self.block_size)
 
     def _full_attention_pools(self) -> list[BlockPool]:
         return [pool for pool, spec in zip(self.pools, self.specs, strict=True) if spec.window is None]
@@ -106,7 +109,7 @@ class KVCacheManager:
 
         What was given for rows that were rejected stays with the request: the next growth starts behind it.
         """
-        needed = num_blocks_for(num_tokens, self.block_size)
+        needed = num_blocks_for(num_tokens + max((s.num_draft_slots for s in self.specs), default=0), self.block_size)
         added = []
         for group, table in enumerate(self._tables[row]):
             missing = needed - len(table.block_ids)

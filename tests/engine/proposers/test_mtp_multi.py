@@ -41,8 +41,9 @@ class PassRecorder:
         self._wrap()
 
     def _wrap(self) -> None:
-        modules, propose = self.proposer.modules, self.proposer.propose
-        forward_module, build = modules.forward_module, self.proposer.metadata_builder.build
+        modules, propose = self.proposer.modules.modules, self.proposer.propose
+        builder = self.proposer.modules.metadata_builder
+        forward_module, build = modules.forward_module, builder.build
         state: dict = {}
 
         def recording_build(block_tables, layout):
@@ -68,7 +69,7 @@ class PassRecorder:
             self.batches.append(batch)
 
         modules.forward_module = recording_forward
-        self.proposer.metadata_builder.build = recording_build
+        builder.build = recording_build
         self.proposer.propose = recording_propose
 
     def check_last_pass(self, oracle: Oracle) -> int:

@@ -1,0 +1,47 @@
+"""What both MTP proposers share: a module's rows run over a pass, and a draft chosen from the hidden it leaves.
+
+Belongs here: from pool columns to embeddings, to a module's hidden, to a draft. Does not belong here: which rows a pass
+has, which module runs next and what hidden it gets: there the two proposers have nothing in common.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.config import EngineConfig
+from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder
+from specbench.engine.models.registry import build_modules
+from specbench.engine.models.target import MTPModules, TargetModel
+from specbench.engine.proposers.proposer import DraftBatch
+
+
+class DraftModules:
+    """The first `num_modules` MTP modules of the target's checkpoint."""
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint, target: TargetModel, num_modules: int):
+        self.modules: MTPModules = build_modules(checkpoint, target, num_modules, config.faults)
+        self.metadata_builder = AttentionMetadataBuilder(
+            self.modules.cache_groups(), config.block_size, self.modules.relative_extents, target.device
+        )
+        self._embed = target.embed_raw if "raw_embedding" in config.faults else target.embed
+
+    def run(
+        self,
+        module: int,
+        batch: DraftBatch,
+        request_of_row: Tensor,
+        metadata: AttentionMetadata,
+        hidden: Tensor,
+        lookahead: int,
+    ) -> Tensor:
+        """The module over one pass: hidden [num_rows, hidden] -> [num_rows, hidden].
+
+        Row p takes the token at p + lookahead of its request's pool: committed tokens, then drafts.
+        """
+        token_ids = batch.token_pool[batch.rows[request_of_row], metadata.positions + lookahead].clamp_min(0)
+        return self.modules.forward_module(module, self._embed(token_ids), hidden, metadata, batch.caches)
+
+    def draft(self, index: int, batch: DraftBatch, hidden: Tensor) -> None:
+        """Choose draft `index` of every request from a module's hidden at its last row, [num_requests, hidden]."""
+        batch.sample_draft(index, self.modules.compute_logits(hidden))

@@ -1,0 +1,74 @@
+"""Single-module MTP: one module drafts k tokens by running again on its own drafts, positions advancing.
+
+A first pass covers the target's rows: row p takes token x_(p+1) and the target's hidden at p, and the last row P gives
+draft 0, a guess for x_(P+2). Then k - 1 passes of one row a request: row P+i takes draft i-1 and the module's own
+hidden at P+i-1, and gives draft i. These rows lie past the newest computed token, in slots that the first pass of a
+later step writes again once the target has been there: an accepted draft's entry is always recomputed from the target's
+hidden before anything committed is built on it, so no entry is ever stale and nothing is remembered between steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.config import EngineConfig
+from specbench.engine.layers.metadata import RowLayout
+from specbench.engine.models.registry import module_cache_groups
+from specbench.engine.models.target import TargetModel
+from specbench.engine.proposers.mtp_modules import DraftModules
+from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
+from specbench.engine.proposers.row_indices import row_indices
+
+#: A checkpoint with several modules drafts with its first.
+MODULE = 0
+
+
+class SingleModuleMTP:
+    """The proposer."""
+
+    def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
+        self.config = config
+        self.checkpoint = checkpoint
+        self.k = config.num_speculative_tokens
+
+    def requirements(self) -> ProposerRequirements:
+        specs, _ = module_cache_groups(self.checkpoint, self.config.dtype, num_modules=1)
+        return ProposerRequirements(
+            num_speculative_tokens=self.k,
+            cache_groups=tuple(replace(spec, num_draft_slots=self.k - 1) for spec in specs),
+            num_prompt_lookahead=1,
+            fixed_bytes=0,
+            has_draft_logits=True,
+        )
+
+    def load(self, target: TargetModel) -> None:
+        self.device = target.device
+        self.modules = DraftModules(self.config, self.checkpoint, target, num_modules=1)
+
+    def propose(self, batch: DraftBatch) -> None:
+        indices = row_indices(batch.query_start_loc_np, self.device)
+        layout = RowLayout(batch.query_start_loc_np, batch.first_position, batch.num_valid, batch.max_seq_lens_np)
+        metadata = self.modules.metadata_builder.build(batch.block_tables, layout)
+        output = self.modules.run(MODULE, batch, indices.request_of_row, metadata, batch.hidden_states, lookahead=1)
+        if all(batch.is_partial_np):
+            return
+        hidden = output[indices.query_start + batch.num_valid - 1]
+        self.modules.draft(0, batch, hidden)
+        num_requests = len(batch.rows_np)
+        single_rows = tuple(range(num_requests + 1))
+        for index in range(1, self.k):
+            position = batch.first_position + batch.num_valid - 1 + index
+            max_seq_lens = [bound + index for bound in batch.max_seq_lens_np]
+            metadata = self.modules.metadata_builder.build(
+                batch.block_tables, RowLayout(single_rows, position, None, max_seq_lens)
+            )
+            requests = row_indices(single_rows, self.device).request_of_row
+            hidden = self.modules.run(MODULE, batch, requests, metadata, hidden, lookahead=1)
+            self.modules.draft(index, batch, hidden)
+
+    def capture(self) -> None:
+        """Nothing is captured yet: every pass runs eagerly."""
+
+    def release(self, rows: list[int]) -> None:
+        """Nothing was kept."""
