@@ -33,6 +33,7 @@ from specbench.engine.models.decoder_config import (
     layer_prefix,
     target_cache_groups,
 )
+from specbench.engine.models.target import TargetModel
 
 # group name -> pool
 Caches = Mapping[str, CachePool]
@@ -114,6 +115,7 @@ class DecoderModel:
     def __init__(self, config: DecoderConfig, weights: WeightReader) -> None:
         self.config = config
         self.hidden_size = config.hidden_size
+        self.vocab_size = config.vocab_size
         self.dtype = weights.dtype
         self.device = weights.device
         table = weights.read(EMBEDDING)
@@ -168,6 +170,6 @@ class DecoderModel:
         return self._head(hidden)
 
 
-def load_model(checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> DecoderModel:
+def load_model(checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> TargetModel:
     """The target of a checked checkpoint."""
     return DecoderModel(config, WeightReader(checkpoint, dtype, device))
