@@ -32,7 +32,7 @@ from specbench.recorded_drafts import AUTO, DRAFTS_FILE, recorded_in, write_draf
 from specbench.records import EngineStep, OutputCheck, RunRecord
 from specbench.redaction import redact
 from specbench.reports.identities import broken_identities
-from specbench.reports.metrics import recompute
+from specbench.reports.report_files import recompute
 from specbench.run_config import RunConfig
 from specbench.run_directory import METRICS_FILE, REPORT_FILE, EventLog, Journal, RunDirectory
 
@@ -131,12 +131,6 @@ def resume(path: Path) -> Outcome:
     return execute(plan, directory, invocation, log, before)
 
 
-def report_text(path: Path, form: str) -> str:
-    """metrics.json or report.md, anew from the event log."""
-    metrics, report = recompute(path)
-    return json.dumps(metrics, indent=2) if form == "json" else report
-
-
 def score_again(path: Path, scorer: str) -> Outcome:
     """Another headline scorer, from the recorded texts."""
     record, metrics = _rescored(path, scorer)
@@ -152,7 +146,7 @@ def _rescored(path: Path, scorer: str) -> tuple[RunRecord, dict]:
     directory.write_tables(log)
     record.config["eval"]["scorer"] = scorer
     directory.write_run(record)
-    return record, recompute(path)[0]
+    return record, recompute(path).metrics
 
 
 # ---- One run
@@ -184,7 +178,7 @@ def execute(
         record.hardware["at_end"] = environment.state() | {"other_processes": watch.heavy()}
         record.status, record.error, record.finished_at = "finished", None, _now()
         directory.write_run(record)
-        metrics, _ = recompute(directory.path)
+        metrics = recompute(directory.path).metrics
     terminal.print_closing_table(record, metrics, record.notices[len(plan.notices) :], directory.path / REPORT_FILE)
     return Outcome("finished", _exit_code(metrics), directory.path, metrics)
 

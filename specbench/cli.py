@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench import __version__
 from specbench.errors import UserError, near_name
-from specbench.run_config import RunConfig, known_keys
+from specbench.run_config import ALWAYS_WRITTEN, REPORT_FORMATS, RunConfig, known_keys
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -42,7 +42,7 @@ specbench: the instrument that proves a change to speculative decoding.
 
   specbench [-m] +model=NAME [spec=NAME] [eval=NAME] [KEY=VALUE ...]    one run; a sweep over a,b,c with -m
   specbench list [GROUP]                                the options of a group, and how to run each
-  specbench report DIR [--format md|json] [-o FILE]     everything again, from the event log of a run
+  specbench report DIR [--format FORMAT] [-o PATH]      everything again, from the event log of a run
   specbench compare BASE NEW... [--gate GATE]... [--format md|json] [-o FILE]
                                                         runs side by side, the first of them the base
   specbench score DIR eval.scorer=NAME                  score again, without running again
@@ -396,13 +396,23 @@ def _list_command(argv: list[str]) -> int:
 def _report_command(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("specbench report", description="Everything again, from the event log of a run.")
     parser.add_argument("directory", type=Path)
-    parser.add_argument("--format", choices=("md", "json"), default="md")
-    parser.add_argument("-o", "--output", type=Path, help="a file; the terminal without it")
+    parser.add_argument("--format", choices=ALWAYS_WRITTEN + REPORT_FORMATS, default="md")
+    parser.add_argument("-o", "--output", type=Path, help="a file; a folder for svg and png")
+    parser.epilog = "Without -o: md, json and pr go to the terminal, the others into the run's directory."
     arguments = parser.parse_args(argv)
-    from specbench import benchmark
+    from specbench.reports.report_files import TEXT_FORMATS, export, recompute, write_format
+    from specbench.run_directory import RunDirectory
 
-    text = benchmark.report_text(arguments.directory, arguments.format)
-    _hand_over(text, arguments.output)
+    report, form = recompute(arguments.directory), arguments.format
+    if arguments.output is not None:
+        written = export(report, form, arguments.output)
+    elif form in TEXT_FORMATS:
+        print(report.text(form), end="")
+        return 0
+    else:
+        written = write_format(RunDirectory.open(arguments.directory), report, form)
+    for path in written:
+        print(path)
     return 0
 
 

@@ -178,6 +178,8 @@ class ReportConfig:
     #: Samples that run once more with and without speculation, side by side, after the measured run; 0 is off. None:
     #: four per request at once with the packaged model, whose weights are small enough to load twice, else 0.
     plain_baseline_requests: Count | None
+    #: What is written beside metrics.json and report.md, of REPORT_FORMATS.
+    formats: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,9 @@ class RunConfig:
 
 #: Models that run the packaged checkpoint when none is named.
 WITH_PACKAGED = ("inkling", "inkling_nano")
+#: Formats of every report, and those that report.formats adds.
+ALWAYS_WRITTEN = ("md", "json")
+REPORT_FORMATS = ("html", "svg", "png")
 #: Samples of the packaged problems that run unless eval.num_samples says otherwise.
 PACKAGED_NUM_SAMPLES = 100
 #: Samples of the plain baseline, per request at once, where report.plain_baseline_requests is unset.
@@ -421,6 +426,9 @@ def _check_across_groups(config: RunConfig) -> None:
     _check_spec(spec)
     if config.parallel.tensor_parallel_size != 1:
         raise UserError("parallel.tensor_parallel_size: the embedded engine runs on 1 device; say parallel=tp1")
+    for form in config.report.formats:
+        if form not in REPORT_FORMATS:
+            raise UserError(f"report.formats: unknown format {form!r}; {near_name(form, REPORT_FORMATS)}")
     name, _, index = engine.device.partition(":")
     if name not in ("auto", "cpu", "cuda") or (":" in engine.device and (name != "cuda" or not index.isdigit())):
         raise UserError(f"engine.device: unknown device {engine.device!r}; say auto, cpu, cuda or cuda:N")

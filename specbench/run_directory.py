@@ -138,7 +138,8 @@ class RunDirectory:
 
     def write_run(self, run: RunRecord) -> None:
         """Write run.json, without secrets."""
-        self._write_text(RUN_FILE, _dump_json(redact(asdict(run))))
+        content = json.dumps(redact(asdict(run)), indent=2, ensure_ascii=False, allow_nan=False)
+        self.write_file(RUN_FILE, content + "\n")
 
     def read_run(self) -> RunRecord:
         """run.json; another schema version, an unknown or a missing key is a user error."""
@@ -182,19 +183,17 @@ class RunDirectory:
         self.write_tables(log)
         return log
 
-    def write_metrics(self, metrics: dict) -> None:
-        self._write_text(METRICS_FILE, _dump_json(metrics))
-
-    def write_report(self, text: str) -> None:
-        self._write_text(REPORT_FILE, text)
+    def write_file(self, name: str, content: str | bytes) -> None:
+        """A file beside the records, in a folder where `name` says so."""
+        path = self.path / name
+        with _writing(path):
+            path.parent.mkdir(exist_ok=True)
+        with _replacing(path) as partial:
+            partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
     def _write_table(self, name: str, record_type: type, records: Sequence) -> None:
         with _replacing(self.path / name) as partial:
             write_table(partial, record_type, records)
-
-    def _write_text(self, name: str, text: str) -> None:
-        with _replacing(self.path / name) as partial:
-            partial.write_text(text, encoding="utf-8")
 
 
 @contextmanager
@@ -214,10 +213,6 @@ def _replacing(path: Path) -> Iterator[Path]:
     with _writing(path):
         yield partial
         os.replace(partial, path)
-
-
-def _dump_json(value: object) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _open_for_append(path: Path) -> TextIO:

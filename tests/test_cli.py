@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from specbench import benchmark, cli
 from specbench.cli import conf_dir, groups, job_name, main
 from specbench.model_choice import PACKAGED_CHECKPOINT
+from specbench.reports import report_files
 from specbench.run_config import RunConfig
 from tests.fake_engine import Script
 
@@ -30,6 +31,7 @@ OPTIONS = [(group, option) for group, options in groups().items() for option in 
 def script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Script:
     script = Script()
     monkeypatch.setattr(benchmark, "embedded_machinery", script.machinery)
+    monkeypatch.setattr(report_files, "run_plots", lambda *_: [])  # they take seconds, and have tests of their own
     monkeypatch.chdir(tmp_path)
     return script
 

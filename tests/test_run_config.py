@@ -58,7 +58,7 @@ VALUES: dict[str, Any] = {
     },
     "sampling": {"name": "greedy", "temperature": 0, "top_k": 0, "top_p": 1, "seed": 0, "ignore_eos": False},
     "load": {"name": "closed", "concurrency": 4, "warmup": None, "repeats": 1},
-    "report": {"name": "default", "output_check_requests": 8, "plain_baseline_requests": 0},
+    "report": {"name": "default", "output_check_requests": 8, "plain_baseline_requests": 0, "formats": []},
     "strict": None,
     "dry_run": False,
     "output_root": "outputs",

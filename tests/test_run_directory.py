@@ -233,8 +233,8 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
 
 def test_replacing_leaves_no_partial_file(directory):
     directory.write_run(replace(RUN, status="finished"))
-    directory.write_metrics({"a": None})
-    directory.write_report("# x\n")
+    directory.write_file("metrics.json", "{}")
+    directory.write_file("report.md", "# x\n")
     assert directory.read_run().status == "finished"
     assert sorted(path.name for path in directory.path.iterdir()) == ["metrics.json", "report.md", "run.json"]
 

@@ -56,7 +56,7 @@ def _repeated_quantile(values: np.ndarray, places: np.ndarray, share: float) -> 
 def latency_metrics(columns: StepColumns) -> dict:
     """The `latency` block of metrics.json."""
     completed = [request for request in columns.requests if is_completed(request)]
-    gap_s, num_tokens = _gaps(columns)
+    gap_s, num_tokens = gaps_between_emissions(columns)
     return {
         "ttft_ms": distribution(1000 * time_to_first_token(completed)),
         "tpot_ms": distribution(1000 * time_per_output_token(completed)),
@@ -87,7 +87,7 @@ def time_per_output_token(requests: Sequence[RequestRecord]) -> np.ndarray:
     )
 
 
-def _gaps(columns: StepColumns) -> tuple[np.ndarray, np.ndarray]:
+def gaps_between_emissions(columns: StepColumns) -> tuple[np.ndarray, np.ndarray]:
     """[num_gaps] seconds between a request's emissions and how many tokens ended each gap.
 
     The first gap starts at the first token. A row that kept nothing reached no reader, so it ends no gap.

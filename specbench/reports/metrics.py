@@ -6,8 +6,6 @@ accuracy.py, identities.py, intervals.py), text (markdown.py).
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from specbench.records import SCHEMA_VERSION, RequestRecord, RunRecord
 from specbench.reports.acceptance import acceptance_metrics, ratio
 from specbench.reports.accuracy import accuracy_metrics
@@ -16,14 +14,17 @@ from specbench.reports.diagnosis import health_checks
 from specbench.reports.identities import identity_checks
 from specbench.reports.intervals import acceptance_intervals
 from specbench.reports.latency import is_completed, latency_metrics, throughput_metrics
-from specbench.reports.markdown import report_markdown
 from specbench.reports.step_columns import StepColumns, measured, step_columns
-from specbench.run_directory import EventLog, RunDirectory
+from specbench.run_directory import EventLog
 
 
 def compute_metrics(run: RunRecord, log: EventLog) -> dict:
     """metrics.json as plain containers."""
-    columns = step_columns(log.requests, log.verify_steps)
+    return metrics_of(run, log, step_columns(log.requests, log.verify_steps))
+
+
+def metrics_of(run: RunRecord, log: EventLog, columns: StepColumns) -> dict:
+    """`compute_metrics` for whoever needs the measured `columns` of `log` too."""
     k = _num_speculative_tokens(run, columns)
     acceptance = acceptance_metrics(columns, k) | condition_tables(columns, k)
     metrics = {
@@ -38,17 +39,6 @@ def compute_metrics(run: RunRecord, log: EventLog) -> dict:
         "intervals": acceptance_intervals(columns, k),
     }
     return metrics | {"health": health_checks(run, columns, metrics, log.samples)}
-
-
-def recompute(run_directory: Path) -> tuple[dict, str]:
-    """metrics.json and report.md of a run, anew from its event log alone; both are written and returned."""
-    directory = RunDirectory.open(run_directory)
-    run = directory.read_run()
-    metrics = compute_metrics(run, directory.read_event_log())
-    report = report_markdown(run, metrics)
-    directory.write_metrics(metrics)
-    directory.write_report(report)
-    return metrics, report
 
 
 def _num_speculative_tokens(run: RunRecord, columns: StepColumns) -> int | None:

@@ -7,7 +7,8 @@ import re
 from specbench.records import DataIdentity, ModelIdentity, OutputCheck
 from specbench.reports.markdown import report_markdown
 from specbench.reports.markdown_table import markdown_table
-from specbench.reports.metrics import compute_metrics, recompute
+from specbench.reports.metrics import compute_metrics
+from specbench.reports.report_files import recompute
 from specbench.reports.terminal_summary import summary_rows
 from specbench.run_directory import EventLog, RunDirectory
 from tests.reports.event_logs import make_request, make_run, make_sample, make_step, simulate
@@ -148,7 +149,8 @@ def test_recompute_works_on_a_killed_run_and_says_unfinished(tmp_path):
             journal.append_request(request, steps, None)
     with (tmp_path / "run" / "journal.jsonl").open("a") as file:
         file.write('{"kind":"request","request":{"request_id":"torn')
-    metrics, text = recompute(tmp_path / "run")
+    report = recompute(tmp_path / "run")
+    metrics, text = report.metrics, report.markdown
     assert metrics["requests"] == {"completed": 3, "failed": 0, "aborted": 0, "warmup": 2}
     assert "**Unfinished**: the run is still going or was killed; these figures cover 3 completed requests." in text
     assert (tmp_path / "run" / "report.md").read_text() == text
@@ -160,7 +162,7 @@ def test_recompute_gives_the_same_from_tables_as_from_the_journal(tmp_path):
     run = make_run(4)
     directory.write_run(run)
     directory.write_tables(log)
-    assert recompute(tmp_path / "run")[0] == compute_metrics(run, log)
+    assert recompute(tmp_path / "run").metrics == compute_metrics(run, log)
 
 
 def test_closing_table_holds_the_verdict_and_marks_trouble():

@@ -1,0 +1,124 @@
+"""The files of one run's report: everything is computed anew from the event log, then written.
+
+Belongs here: which formats there are, what each file is called, where it goes. Does not belong here: figures
+(metrics.py), words (markdown.py), looks (plot_style.py, html.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from specbench.errors import UserError
+from specbench.record_columns import EngineStepColumns
+from specbench.records import RunRecord
+from specbench.reports.html import report_html
+from specbench.reports.markdown import report_markdown
+from specbench.reports.metrics import metrics_of
+from specbench.reports.plot_style import Plot, png_bytes, svg_text
+from specbench.reports.plots import run_plots
+from specbench.reports.step_columns import StepColumns, step_columns
+from specbench.run_directory import METRICS_FILE, REPORT_FILE, RunDirectory
+
+HTML_FILE = "report.html"
+PLOTS_FOLDER = "plots"
+
+
+@dataclass(eq=False)
+class Report:
+    """One run's report in every format, from its records. Plots are drawn once, when they are first asked for."""
+
+    run: RunRecord
+    columns: StepColumns
+    engine_steps: EngineStepColumns
+    metrics: dict
+
+    @classmethod
+    def of(cls, directory: RunDirectory) -> Report:
+        run, log = directory.read_run(), directory.read_event_log()
+        columns = step_columns(log.requests, log.verify_steps)
+        return cls(run, columns, EngineStepColumns.of(log.engine_steps), metrics_of(run, log, columns))
+
+    @cached_property
+    def plots(self) -> list[Plot]:
+        return run_plots(self.metrics, self.columns, self.engine_steps)
+
+    @cached_property
+    def markdown(self) -> str:
+        return report_markdown(self.run, self.metrics)
+
+    def files(self, form: str) -> dict[str, str | bytes]:
+        """File name, below a folder where there are several -> content, in one of the FORMATS."""
+        return FORMATS[form](self)
+
+    def text(self, form: str) -> str:
+        """One of the TEXT_FORMATS."""
+        (content,) = self.files(form).values()
+        assert isinstance(content, str)
+        return content
+
+
+def _json_files(report: Report) -> dict[str, str | bytes]:
+    return {METRICS_FILE: json.dumps(report.metrics, indent=2, ensure_ascii=False, allow_nan=False) + "\n"}
+
+
+def _svg_files(report: Report) -> dict[str, str | bytes]:
+    return {f"{PLOTS_FOLDER}/{plot.name}.svg": svg_text(plot) for plot in report.plots}
+
+
+def _png_files(report: Report) -> dict[str, str | bytes]:
+    return {f"{PLOTS_FOLDER}/{plot.name}.png": png_bytes(plot) for plot in report.plots}
+
+
+#: Format -> its files.
+FORMATS: dict[str, Callable[[Report], dict[str, str | bytes]]] = {
+    "md": lambda report: {REPORT_FILE: report.markdown},
+    "json": _json_files,
+    "html": lambda report: {HTML_FILE: report_html(report.markdown, report.plots)},
+    "svg": _svg_files,
+    "png": _png_files,
+}
+#: Written with every report.
+ALWAYS = ("json", "md")
+#: Of one file that reads well on a terminal.
+TEXT_FORMATS = ("md", "json")
+#: Of several files.
+FOLDER_FORMATS = ("svg", "png")
+
+
+def recompute(run_directory: Path) -> Report:
+    """The report of a run, anew from its event log alone, written in its directory in the formats that it asks for."""
+    directory = RunDirectory.open(run_directory)
+    report = Report.of(directory)
+    for form in dict.fromkeys((*ALWAYS, *report.run.config.get("report", {}).get("formats", ()))):
+        write_format(directory, report, form)
+    return report
+
+
+def write_format(directory: RunDirectory, report: Report, form: str) -> list[Path]:
+    """Write the files of one format into the run's directory. Plots of an earlier report that are no more go."""
+    files = report.files(form)
+    if form in FOLDER_FORMATS:
+        for path in (directory.path / PLOTS_FOLDER).glob(f"*.{form}"):
+            if f"{PLOTS_FOLDER}/{path.name}" not in files:
+                path.unlink()
+    for name, content in files.items():
+        directory.write_file(name, content)
+    return [directory.path / name for name in files]
+
+
+def export(report: Report, form: str, output: Path) -> list[Path]:
+    """Write the files of one format to `output`: a folder for FOLDER_FORMATS, else a file."""
+    written = []
+    for name, content in report.files(form).items():
+        path = output / Path(name).name if form in FOLDER_FORMATS else output
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror}); name another place with -o") from error
+        written.append(path)
+    return written
