@@ -432,15 +432,29 @@ def _compare_command(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("specbench compare", description="Runs side by side, the first of them the base.")
     parser.add_argument("base", type=Path)
     parser.add_argument("new", type=Path, nargs="+")
+    parser.add_argument(
+        "--gate",
+        action="append",
+        default=[],
+        metavar="GATE",
+        help="'PATH OPERATOR NUMBER [* baseline]'; exit 3 where one fails, 4 where one is undecided",
+    )
+    parser.add_argument("--undecided", choices=("fail", "pass"), default="fail", help="what undecided gates do")
     parser.add_argument("--format", choices=("md", "json"), default="md")
     parser.add_argument("-o", "--output", type=Path, help="a file; the terminal without it")
     arguments = parser.parse_args(argv)
     from specbench.reports.compare import compare_directories
     from specbench.reports.compare_sections import comparison_markdown
+    from specbench.reports.gates import gates_exit_code, judge_comparison, parse_gates
 
+    gates = parse_gates(arguments.gate, is_undecided_good=arguments.undecided == "pass")
     comparison = compare_directories(arguments.base, arguments.new)
-    _hand_over(comparison_markdown(comparison), arguments.output)
-    return 0
+    results = judge_comparison(gates, comparison)
+    _hand_over(comparison_markdown(comparison, results), arguments.output)
+    for result in results:
+        if result.exit_code:
+            print(f"specbench: {result.sentence}", file=sys.stderr)
+    return gates_exit_code(results)
 
 
 def _score_command(argv: list[str]) -> int:

@@ -25,6 +25,7 @@ from specbench.reports.figures import (
     benchmark_figures,
     hundredths,
     latency_figures,
+    position_figure,
 )
 from specbench.reports.paired_answers import PairedAnswers, paired_answers
 from specbench.reports.repeat_speed import num_repeats, speed_by_repeat
@@ -88,6 +89,8 @@ class PairChanges:
     grounds: Comparability
     equal_k: bool
     answers: PairedAnswers | None
+    #: Base and new over the same samples: whatever can be paired.
+    sums: tuple[tuple[SampleSums, SampleSums], ...]
 
     def of(self, figure: Figure, base: float | None, new: float | None) -> Change:
         """As it was tested; untested where it was not."""
@@ -103,12 +106,15 @@ def pair_changes(base: ComparedRun, new: ComparedRun, grounds: Comparability) ->
     """Every figure of `new` against `base`, as far as `grounds` allow."""
     equal_k = base.num_speculative_tokens == new.num_speculative_tokens
     answers = paired_answers(base, new) if grounds.has_paired_answers else None
-    tested = _tested_drafts(base, new, equal_k) if grounds.is_paired else []
+    sums = _paired_drafts(base, new) if grounds.is_paired else []
+    tested = [change for pair in sums for change in _tested_sums(*pair, _families(base, new))]
     tested += _tested_accuracy(answers)
     tested += [] if grounds.void_of_speed else _tested_speed(base, new)
     by_path = {one.figure.path: one for one in [*_untested(base, new), *tested]}
-    changes = [_judged(one, equal_k, grounds) for one in by_path.values()]
-    return PairChanges({one.figure.path: one for one in _adjusted(changes)}, grounds, equal_k, answers)
+    changes = {one.figure.path: one for one in _adjusted([_judged(one, equal_k, grounds) for one in by_path.values()])}
+    if answers is not None:
+        sums.append((answers.base, answers.new))
+    return PairChanges(changes, grounds, equal_k, answers, tuple(sums))
 
 
 def bucket_figure(path: str, accepted: str) -> Figure:
@@ -165,37 +171,33 @@ def _adjusted(changes: Sequence[Change]) -> list[Change]:
     return adjusted
 
 
-def _tested_drafts(base: ComparedRun, new: ComparedRun, equal_k: bool) -> list[Change]:
-    """Rate, length and positions, by bucket where k is equal, and the length by category."""
+def _paired_drafts(base: ComparedRun, new: ComparedRun) -> list[tuple[SampleSums, SampleSums]]:
+    """All drafts, then each category that holds the same samples in both runs; nothing where a run drafted nothing."""
     if not base.num_speculative_tokens or not new.num_speculative_tokens:
         return []
-    families: dict[str, tuple[Figure, Family]] = {}
-    for figure in benchmark_figures(min(base.num_speculative_tokens, new.num_speculative_tokens)):
-        if figure in (ACCEPTANCE_RATE, ACCEPTANCE_LENGTH):
-            families[figure.path] = (figure, "headline")
-        elif figure.kind == "position":
-            families[figure.path] = (figure, "positions")
-    if equal_k:
-        families |= {figure.path: (figure, "buckets") for figure in _bucket_figures(base.num_speculative_tokens)}
-    sums = [acceptance_sums(run.columns, run.num_speculative_tokens) for run in (base, new)]
-    return [*_tested_sums(*paired(*sums), families), *_tested_categories(base, new)]
+    first, second = (acceptance_sums(run.columns, run.num_speculative_tokens) for run in (base, new))
+    by_category = [category_sums(run.columns, run.num_speculative_tokens) for run in (base, new)]
+    categories = [(by_category[0][name], by_category[1][name]) for name in by_category[0] if name in by_category[1]]
+    same = [pair for pair in categories if pair[0].sample_ids == pair[1].sample_ids]
+    return [paired(*pair) for pair in [(first, second), *same]]
+
+
+def _families(base: ComparedRun, new: ComparedRun) -> dict[str, tuple[Figure, Family]]:
+    """What is tested of drafts: rate, length and positions, buckets where k is equal, the length by category."""
+    fewest = min(base.num_speculative_tokens, new.num_speculative_tokens)
+    tested: list[tuple[Figure, Family]] = [(ACCEPTANCE_RATE, "headline"), (ACCEPTANCE_LENGTH, "headline")]
+    tested += [(position_figure(position), "positions") for position in range(fewest)]
+    if base.num_speculative_tokens == new.num_speculative_tokens:
+        tested += [(figure, "buckets") for figure in _bucket_figures(fewest)]
+    categories = base.metrics["acceptance"]["by_category"]
+    tested += [(category_figure(name), "categories") for name in categories]
+    return {figure.path: (figure, family) for figure, family in tested}
 
 
 def _bucket_figures(k: int) -> list[Figure]:
     """Position 0 after 0..k accepted, and after fewer than k together."""
     by_count = {f"acceptance.by_previous[{2 + accepted}]": str(accepted) for accepted in range(k + 1)}
     return [bucket_figure(path, accepted) for path, accepted in {**by_count, BELOW_K: "fewer than k"}.items()]
-
-
-def _tested_categories(base: ComparedRun, new: ComparedRun) -> list[Change]:
-    """Categories that hold the same samples in both."""
-    first, second = (category_sums(run.columns, run.num_speculative_tokens) for run in (base, new))
-    tested: list[Change] = []
-    for category in first:
-        if category in second and first[category].sample_ids == second[category].sample_ids:
-            figure = category_figure(category)
-            tested += _tested_sums(*paired(first[category], second[category]), {figure.path: (figure, "categories")})
-    return tested
 
 
 def _tested_sums(base: SampleSums, new: SampleSums, families: dict[str, tuple[Figure, Family]]) -> list[Change]:
@@ -222,11 +224,9 @@ def _tested_accuracy(answers: PairedAnswers | None) -> list[Change]:
     """McNemar where each sample was asked once; else the swap test, which keeps a sample's repeats together."""
     if answers is None:
         return []
-    difference = paired_difference(answers.base_sums, answers.new_sums, answers.ratios)[0]
-    if answers.flips.p_value is None:
-        p_value = swap_test(answers.base_sums, answers.new_sums, answers.ratios)[0]
-        return [_tested(ACCURACY, "headline", difference, p_value)]
-    return [replace(_tested(ACCURACY, "headline", difference, None), p_value=answers.flips.p_value)]
+    (change,) = _tested_sums(answers.base, answers.new, {ACCURACY.path: (ACCURACY, "headline")})
+    exact = answers.flips.p_value
+    return [change if exact is None else replace(change, p_value=exact)]
 
 
 def _tested_speed(base: ComparedRun, new: ComparedRun) -> list[Change]:

@@ -8,13 +8,14 @@ steps are others.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from specbench.reports.changes import Change, PairChanges
 from specbench.reports.comparability import differences_table
 from specbench.reports.compare import Comparison, Pair
 from specbench.reports.compared_run import ComparedRun
 from specbench.reports.figures import ACCEPTANCE_LENGTH, ACCURACY, OUTPUT_THROUGHPUT
+from specbench.reports.gates import GateResult
 from specbench.reports.identities import broken_identities
 from specbench.reports.markdown import data_title, is_unfinished, model_title
 from specbench.reports.number_format import NOT_MEASURED, count
@@ -42,9 +43,9 @@ _UNADJUSTED = (
 )
 
 
-def comparison_markdown(comparison: Comparison) -> str:
+def comparison_markdown(comparison: Comparison, gates: Sequence[GateResult] = ()) -> str:
     """The whole document."""
-    sections = comparison_sections(comparison)
+    sections = comparison_sections(comparison, gates)
     head = [f"# {comparison_title(comparison)}", _subtitle(comparison.base)]
     return "\n\n".join([*head, *(section_markdown(section) for section in sections)]) + "\n"
 
@@ -54,11 +55,12 @@ def comparison_title(comparison: Comparison) -> str:
     return f"{', '.join(pair.new.label for pair in comparison.pairs)} against {comparison.base.label}"
 
 
-def comparison_sections(comparison: Comparison) -> list[Section]:
+def comparison_sections(comparison: Comparison, gates: Sequence[GateResult] = ()) -> list[Section]:
     """Every section in its order; those with nothing to say are left out."""
     runs, changes = comparison.runs, comparison.changes
     sections = [
         Section("Verdict", ("\n".join(f"- {line}" for line in verdict_lines(comparison)),)),
+        gate_section(gates),
         Section("Benchmark", (benchmark_table(runs, changes),)),
         Section("Accuracy", (evaluation_table(runs, changes), *_flips(comparison))),
         Section("Differences, and what could have been seen", tuple(_difference_blocks(comparison))),
@@ -70,6 +72,22 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
         Section("Runs", (_run_table(runs),)),
     ]
     return [section for section in sections if section.blocks]
+
+
+def gate_section(gates: Sequence[GateResult]) -> Section:
+    """A row for each gate and run; without blocks where there are no gates."""
+    if not gates:
+        return Section("Gates", ())
+    rows = [
+        (
+            text_cell(one.gate.text),
+            text_cell(one.label),
+            text_cell(one.outcome.upper() if one.outcome != "pass" else "pass"),
+            text_cell(one.reason),
+        )
+        for one in gates
+    ]
+    return Section("Gates", (ReportTable("gates", "Gates", ("Gate", "Run", "Outcome", "Why"), tuple(rows), 4),))
 
 
 def verdict_lines(comparison: Comparison) -> list[str]:

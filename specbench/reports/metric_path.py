@@ -5,10 +5,11 @@ Belongs here: reading the value at an address, and the addresses that there are.
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 
-from specbench.errors import UserError, near_name
+from specbench.errors import UserError
 
 _STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
@@ -63,16 +64,11 @@ def _steps(path: str) -> list[tuple[str, int | None]]:
 
 
 def _unknown(metrics: dict, path: str) -> UserError:
-    """Names near ones; a last name that is right elsewhere is found there."""
-    known = list(leaf_paths(metrics))
+    """Names the nearest addresses, those with the same last name first."""
+    known = [one for one in leaf_paths(metrics) if "[" not in one]
     last = path.rpartition(".")[2]
     same_end = [one for one in known if one.rpartition(".")[2] == last]
-    hint = f"did you mean {same_end[0]!r}?" if same_end else near_name(path, _short(known, path))
+    near = list(dict.fromkeys([*same_end, *difflib.get_close_matches(path, known, n=3, cutoff=0.5)]))[:3]
+    blocks = ", ".join(dict.fromkeys(one.partition(".")[0] for one in known))
+    hint = f"did you mean {' or '.join(near)}?" if near else f"its blocks are {blocks}"
     return UserError(f"{path}: no such path in metrics.json; {hint}")
-
-
-def _short(known: list[str], path: str) -> list[str]:
-    """The leaves of the block that `path` names, else the blocks: a list that can be read."""
-    block = path.partition(".")[0]
-    inside = [one for one in known if one.partition(".")[0] == block and "[" not in one]
-    return inside or sorted({one for one in known if "[" not in one and one.count(".") <= 1})

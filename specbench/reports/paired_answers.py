@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from specbench.reports.compared_run import ComparedRun
+from specbench.reports.figures import ACCURACY
 from specbench.reports.latency import is_completed
+from specbench.reports.sample_sums import SampleSums
 from specbench.reports.statistics import Ratios, mcnemar
 from specbench.reports.text_difference import SampleKey
 
@@ -37,14 +39,9 @@ class PairedAnswers:
     """Scores of both runs, row i of each array being the same sample."""
 
     flips: Flips
-    #: [num_samples, 2] Summed scores, answers.
-    base_sums: np.ndarray
-    new_sums: np.ndarray
-
-    @property
-    def ratios(self) -> Ratios:
-        """Accuracy, from the columns of the sums."""
-        return Ratios(np.array([0]), np.array([1]), np.array([0.0]))
+    #: Summed scores over answers.
+    base: SampleSums
+    new: SampleSums
 
 
 def paired_answers(base: ComparedRun, new: ComparedRun) -> PairedAnswers | None:
@@ -60,13 +57,17 @@ def paired_answers(base: ComparedRun, new: ComparedRun) -> PairedAnswers | None:
     only_base, only_new = int((before > after).sum()), int((after > before).sum())
     asked_once = len(sample_ids) == len(keys)
     flips = Flips(len(keys), only_base, only_new, mcnemar(only_base, only_new) if asked_once else None)
-    counts = np.bincount(rows, minlength=len(sample_ids))
-    sums = [np.stack([np.bincount(rows, weights=one), counts], axis=1) for one in (before, after)]
-    return PairedAnswers(flips, *sums)
+    return PairedAnswers(flips, *(_accuracy_sums(tuple(sample_ids), rows, one) for one in (before, after)))
+
+
+def _accuracy_sums(sample_ids: tuple[str, ...], rows: np.ndarray, scores: np.ndarray) -> SampleSums:
+    """`scores` [num_answers] of answers whose sample is `rows` [num_answers]."""
+    sums = np.stack([np.bincount(rows, weights=scores), np.bincount(rows)], axis=1)
+    return SampleSums(sample_ids, sums, Ratios(np.array([0]), np.array([1]), np.array([0])), (ACCURACY.path,))
 
 
 def scores(run: ComparedRun) -> Mapping[SampleKey, float]:
-    """Score of each answer that the run's headline scorer judged."""
+    """Score of each answer that counts for the run's headline scorer, as in accuracy.py."""
     scorer = run.record.config["eval"]["scorer"]
     failed = {
         (request.sample_id, request.turn, request.repeat)
@@ -79,4 +80,6 @@ def scores(run: ComparedRun) -> Mapping[SampleKey, float]:
         if score is not None:
             is_wrong = key in failed or sample.extracted.get(scorer) is None
             found[key] = 0.0 if is_wrong else score
+        elif sample.reference is None:
+            found.pop(key, None)
     return found
