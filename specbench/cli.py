@@ -8,6 +8,7 @@ what a value means (run_config.py). The only file that imports hydra or omegacon
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 import sys
@@ -444,13 +445,18 @@ def _compare_command(argv: list[str]) -> int:
     parser.add_argument("-o", "--output", type=Path, help="a file; the terminal without it")
     arguments = parser.parse_args(argv)
     from specbench.reports.compare import compare_directories
+    from specbench.reports.compare_data import comparison_data
     from specbench.reports.compare_sections import comparison_markdown
     from specbench.reports.gates import gates_exit_code, judge_comparison, parse_gates
 
     gates = parse_gates(arguments.gate, is_undecided_good=arguments.undecided == "pass")
     comparison = compare_directories(arguments.base, arguments.new)
     results = judge_comparison(gates, comparison)
-    _hand_over(comparison_markdown(comparison, results), arguments.output)
+    if arguments.format == "json":
+        text = json.dumps(comparison_data(comparison, results), indent=2, ensure_ascii=False, allow_nan=False)
+    else:
+        text = comparison_markdown(comparison, results)
+    _hand_over(text, arguments.output)
     for result in results:
         if result.exit_code:
             print(f"specbench: {result.sentence}", file=sys.stderr)

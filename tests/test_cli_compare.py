@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,40 @@ def test_a_missing_directory_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["compare", base, str(tmp_path / "gone")]) == 2
     error = capsys.readouterr().err
     assert error == f"specbench: {tmp_path / 'gone'}: not a run directory, it has no run.json\n"
+
+
+def test_compare_gives_plain_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, new = (run_directory(tmp_path / name) for name in ("base", "new"))
+    assert main(["compare", base, new, "--format", "json", "--gate", "acceptance.drafts > 0"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [run["label"] for run in data["runs"]] == ["mtp4 #1", "mtp4 #2"]
+    change = next(one for one in data["pairs"][0]["changes"] if one["path"] == "acceptance.acceptance_length")
+    assert change["base"] == change["new"] and change["verdict"] == "no difference visible"
+    assert data["gates"][0]["outcome"] == "pass"
+    benchmark = next(table for table in data["tables"] if table["name"] == "benchmark")
+    assert benchmark["header"] == ["Metric", "mtp4 #1", "mtp4 #2", "Δ"]
+    row = next(index for index, texts in enumerate(benchmark["texts"]) if texts[0] == "Acceptance rate (%)")
+    assert benchmark["texts"][row][1] == f"{100 * benchmark['values'][row][1]:.2f}"
+
+
+@pytest.mark.parametrize(
+    ("gates", "exit_code"),
+    [
+        (["acceptance.acceptance_length >= 1"], 0),
+        (["acceptance.acceptance_length >= 0.9 * baseline"], 0),
+        (["latency.ttft_ms.p50 <= baseline"], 4),
+        (["latency.ttft_ms.p50 <= baseline undecided=pass"], 0),
+        (["latency.ttft_ms.p50 <= baseline", "acceptance.acceptance_length >= 9"], 3),
+        (["acceptance.acceptance_length >= 9", "acceptance.length >= 1"], 2),
+        (["acceptance.acceptance_length => 9"], 2),
+    ],
+)
+def test_gates_decide_the_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], gates: list[str], exit_code: int
+) -> None:
+    base = run_directory(tmp_path / "base")
+    flags = [flag for gate in gates for flag in ("--gate", gate)]
+    assert main(["compare", base, base, *flags]) == exit_code
+    error = capsys.readouterr().err
+    assert error.count("\n") == (exit_code != 0) + (exit_code == 3 and len(gates) > 1)
+    assert main(["compare", base, base, "--undecided", "pass", *flags]) == (0 if exit_code == 4 else exit_code)

@@ -173,7 +173,7 @@ def _adjusted(changes: Sequence[Change]) -> list[Change]:
 
 def _paired_drafts(base: ComparedRun, new: ComparedRun) -> list[tuple[SampleSums, SampleSums]]:
     """All drafts, then each category that holds the same samples in both runs; nothing where a run drafted nothing."""
-    if not base.num_speculative_tokens or not new.num_speculative_tokens:
+    if not base.is_drafted or not new.is_drafted:
         return []
     first, second = (acceptance_sums(run.columns, run.num_speculative_tokens) for run in (base, new))
     by_category = [category_sums(run.columns, run.num_speculative_tokens) for run in (base, new)]

@@ -13,7 +13,9 @@ from pathlib import Path
 from specbench.reports.changes import PairChanges, pair_changes
 from specbench.reports.comparability import Comparability, comparability, only_layout_differs
 from specbench.reports.compared_run import ComparedRun, load_run, with_labels
+from specbench.reports.decomposition import Decomposition, decompose
 from specbench.reports.layout_check import LayoutCheck, check_layouts
+from specbench.reports.same_token import SameToken, same_token_check
 from specbench.reports.text_difference import TextComparison, compare_texts
 
 
@@ -28,6 +30,10 @@ class Pair:
     texts: TextComparison | None
     #: None unless the parallel layout is the only setting that differs.
     layout: LayoutCheck | None
+    #: None unless both runs drafted and their samples are paired.
+    decomposition: Decomposition | None
+    #: None unless, besides, both runs are greedy.
+    same_token: SameToken | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,9 +66,19 @@ def compare(runs: Sequence[ComparedRun]) -> Comparison:
 
 def _pair(base: ComparedRun, new: ComparedRun) -> Pair:
     grounds = comparability(base, new)
-    texts = None
-    layout = None
-    if grounds.is_paired:
-        texts = compare_texts(base.columns.requests, base.samples, new.columns.requests, new.samples)
-        layout = check_layouts(base.columns, new.columns) if only_layout_differs(base, new) else None
-    return Pair(new, grounds, pair_changes(base, new, grounds), texts, layout)
+    is_drafted = grounds.is_paired and base.is_drafted and new.is_drafted
+    is_layout_alone = grounds.is_paired and only_layout_differs(base, new)
+    drafted = (base.drafted, new.drafted)
+    return Pair(
+        new=new,
+        grounds=grounds,
+        changes=pair_changes(base, new, grounds),
+        texts=_texts(base, new) if grounds.is_paired else None,
+        layout=check_layouts(base.columns, new.columns) if is_layout_alone else None,
+        decomposition=decompose(*drafted) if is_drafted else None,
+        same_token=same_token_check(*drafted) if is_drafted and base.is_greedy and new.is_greedy else None,
+    )
+
+
+def _texts(base: ComparedRun, new: ComparedRun) -> TextComparison:
+    return compare_texts(base.columns.requests, base.samples, new.columns.requests, new.samples)

@@ -14,12 +14,14 @@ from specbench.reports.changes import Change, PairChanges
 from specbench.reports.comparability import differences_table
 from specbench.reports.compare import Comparison, Pair
 from specbench.reports.compared_run import ComparedRun
+from specbench.reports.decomposition_section import decomposition_section
 from specbench.reports.figures import ACCEPTANCE_LENGTH, ACCURACY, OUTPUT_THROUGHPUT
 from specbench.reports.gates import GateResult
 from specbench.reports.identities import broken_identities
 from specbench.reports.markdown import data_title, is_unfinished, model_title
-from specbench.reports.number_format import NOT_MEASURED, count
+from specbench.reports.number_format import NOT_MEASURED, count, p_value, percent, points
 from specbench.reports.repeat_speed import num_repeats
+from specbench.reports.same_token_section import same_token_section, same_token_sentence
 from specbench.reports.side_by_side import (
     benchmark_table,
     bucket_table,
@@ -65,6 +67,7 @@ def comparison_sections(comparison: Comparison, gates: Sequence[GateResult] = ()
         Section("Accuracy", (evaluation_table(runs, changes), *_flips(comparison))),
         Section("Differences, and what could have been seen", tuple(_difference_blocks(comparison))),
         _of_tables("Acceptance given the previous step", bucket_table(runs, changes), conditional_table(runs)),
+        *_explanations(comparison),
         _of_tables("Acceptance by category", category_table(runs, changes)),
         Section("Texts", tuple(_text_blocks(comparison))),
         Section("Latency in full", (latency_table(runs, changes),)),
@@ -134,6 +137,8 @@ def _pair_lines(base: ComparedRun, pair: Pair, is_named: bool) -> list[str]:
     if pair.grounds.model is None:
         lines += [
             _drafts_line(base, pair),
+            _position_0_line(pair),
+            None if pair.same_token is None else f"Same tokens: {same_token_sentence(pair.same_token)}",
             _change_line("Accuracy", changes[ACCURACY.path], pair),
             _speed_line(base, pair, changes[OUTPUT_THROUGHPUT.path]),
         ]
@@ -151,21 +156,35 @@ def _text_line(base: ComparedRun, pair: Pair) -> str | None:
         role = " (a run without speculation is the whole output check of the other)"
     else:
         role = ""
-    sampled = any(run.record.config.get("sampling", {}).get("temperature", 0) > 0 for run in (base, pair.new))
-    return text_sentence(pair.texts) + role + ("; sampled above temperature 0" if sampled else "")
+    sampled = "" if base.is_greedy and pair.new.is_greedy else "; sampled above temperature 0"
+    return text_sentence(pair.texts) + role + sampled
 
 
 def _drafts_line(base: ComparedRun, pair: Pair) -> str | None:
     """The length; that other k make other steps is said here."""
-    k = (base.num_speculative_tokens, pair.new.num_speculative_tokens)
-    if 0 in k:
+    if not base.is_drafted or not pair.new.is_drafted:
         return None
+    k = (base.num_speculative_tokens, pair.new.num_speculative_tokens)
     line = _change_line("Acceptance length", pair.changes.by_path[ACCEPTANCE_LENGTH.path], pair)
     if pair.changes.equal_k:
         return line
     return (
         f"{line}. k is {k[0]} and {k[1]}: rate, positions, draft tokens and ITL per step are of other steps, so none "
         "of those is better or worse"
+    )
+
+
+def _position_0_line(pair: Pair) -> str | None:
+    """The two terms of the difference at position 0; their classes and intervals have a section."""
+    found = pair.decomposition
+    if found is None or found.mix is None or found.rate is None:
+        return None
+    total = found.total.difference
+    seen = {True: "visible", False: "no difference visible", None: "too few samples to say"}[found.rate.is_visible]
+    return (
+        f"Position 0 behind a step with drafts: {percent(total.base)} to {percent(total.new)}, of which "
+        f"{points(found.mix.value)} come from what the drafts follow, and {points(found.rate.value)} remain within "
+        f"matched history ({seen})"
     )
 
 
@@ -218,6 +237,8 @@ def _speed_line(base: ComparedRun, pair: Pair, change: Change) -> str | None:
     line = f"Output token throughput: {change.base:.2f} to {change.new:.2f} tok/s ({change_text(change)}; {checks})"
     if change.void:
         return line
+    if base.record.config["spec"]["method"] == "none" and pair.new.is_drafted and change.base:
+        line += f"; {change.new / change.base:.2f} times plain decoding"
     if change.difference is None:
         repeats = min(num_repeats(base), num_repeats(pair.new))
         return f"{line}; no interval: {repeats} of the {MIN_REPEATS} repeats that one needs"
@@ -234,7 +255,7 @@ def _flips(comparison: Comparison) -> list[ReportTable]:
         if pair.changes.answers is None:
             continue
         flips = pair.changes.answers.flips
-        p_text = "by swapping" if flips.p_value is None else _p_text(flips.p_value)
+        p_text = "by swapping" if flips.p_value is None else p_value(flips.p_value)
         counts = (flips.compared, flips.only_base, flips.only_new)
         rows.append(
             (text_cell(pair.new.label), *(Cell(one, count(one)) for one in counts), Cell(flips.p_value, p_text))
@@ -277,16 +298,19 @@ def _difference_row(change: Change) -> tuple[Cell, ...]:
         text_cell(figure.label),
         text_cell(change.family),
         *(Cell(number, figure.difference_text(number)) for number in numbers),
-        *(Cell(p, _p_text(p)) for p in (change.p_value, change.adjusted_p_value)),
+        *(Cell(p, p_value(p)) for p in (change.p_value, change.adjusted_p_value)),
         Cell(found.smallest_visible, figure.difference_text(found.smallest_visible).lstrip("+")),
         text_cell(change.verdict),
     )
 
 
-def _p_text(p_value: float | None) -> str:
-    if p_value is None:
-        return NOT_MEASURED
-    return "<0.001" if p_value < 0.001 else f"{p_value:.3f}"
+def _explanations(comparison: Comparison) -> Iterable[Section]:
+    """Of each pair that drafted; named where there are several."""
+    for pair in comparison.pairs:
+        sections = [] if pair.decomposition is None else [decomposition_section(pair.decomposition)]
+        sections += [] if pair.same_token is None else [same_token_section(pair.same_token)]
+        name = f": {pair.new.label}" if len(comparison.pairs) > 1 else ""
+        yield from (Section(f"{section.title}{name}", section.blocks) for section in sections)
 
 
 def _text_blocks(comparison: Comparison) -> Iterable[str | ReportTable]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specbench.records import RunRecord, SampleRecord
+from specbench.reports.drafted_run import DraftedRun
 from specbench.reports.metrics import compute_metrics
 from specbench.reports.step_columns import StepColumns, step_columns
 from specbench.run_directory import EventLog, RunDirectory
@@ -37,6 +38,20 @@ class ComparedRun:
     def num_speculative_tokens(self) -> int:
         """k; 0 without speculation."""
         return self.metrics["acceptance"]["num_speculative_tokens"] or 0
+
+    @property
+    def is_drafted(self) -> bool:
+        """Whether any step had drafts."""
+        return bool(self.metrics["acceptance"]["drafts"])
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.record.config["sampling"]["temperature"] == 0
+
+    @property
+    def drafted(self) -> DraftedRun:
+        """What the explanations of a difference need of it."""
+        return DraftedRun(self.label, self.num_speculative_tokens, self.columns, self.samples)
 
     @property
     def settings(self) -> dict[str, object]:

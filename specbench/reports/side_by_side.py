@@ -85,7 +85,7 @@ def latency_table(runs: Sequence[ComparedRun], changes: Sequence[PairChanges] = 
 
 def bucket_table(runs: Sequence[ComparedRun], changes: Sequence[PairChanges] = ()) -> ReportTable | None:
     """Drafts and position 0 given what the request's previous step accepted; None where no run drafted."""
-    drafting = [run for run in runs if run.metrics["acceptance"]["drafts"]]
+    drafting = [run for run in runs if run.is_drafted]
     if not drafting:
         return None
     buckets = [_buckets(run) for run in runs]
@@ -110,7 +110,7 @@ def bucket_table(runs: Sequence[ComparedRun], changes: Sequence[PairChanges] = (
 
 def conditional_table(runs: Sequence[ComparedRun]) -> ReportTable | None:
     """Each position given that the one before was accepted: over all drafts, and behind a step accepted whole."""
-    drafting = [run for run in runs if run.metrics["acceptance"]["drafts"]]
+    drafting = [run for run in runs if run.is_drafted]
     if not drafting:
         return None
     most = max(run.num_speculative_tokens for run in drafting)
@@ -187,8 +187,13 @@ def _own_row(
     return (
         text_cell(label),
         *(cell_of(run) for run in runs),
-        *(_change_cell(one.by_path[figure.path]) for one in changes),
+        *_figure_changes(figure, runs, changes),
     )
+
+
+def _figure_changes(figure: Figure, runs: Sequence[ComparedRun], changes: Sequence[PairChanges]) -> list[Cell]:
+    base, *others = (figure.value(run.metrics) for run in runs)
+    return [_change_cell(pair.of(figure, base, value)) for pair, value in zip(changes, others, strict=False)]
 
 
 def _text_row(
@@ -318,7 +323,7 @@ _WITH_PREVIOUS, _NO_PREVIOUS, _NOTHING_DRAFTED, _ALL = (
 def _buckets(run: ComparedRun) -> dict[str, dict]:
     """Label -> bucket, the totals among them; empty where nothing was drafted."""
     acceptance, k = run.metrics["acceptance"], run.num_speculative_tokens
-    if not acceptance["drafts"]:
+    if not run.is_drafted:
         return {}
     totals = dict(previous_rows(acceptance))
     by_count = {str(one["previous"]): one for one in acceptance["by_previous"] if one["previous"] in range(k + 1)}
