@@ -46,7 +46,8 @@ class ComparedRun:
 
     @property
     def is_greedy(self) -> bool:
-        return self.record.config["sampling"]["temperature"] == 0
+        """Whether it is known to have taken the most likely token each time."""
+        return self.settings.get("sampling.temperature") == 0
 
     @property
     def drafted(self) -> DraftedRun:
