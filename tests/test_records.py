@@ -103,5 +103,14 @@ def test_documented_health_checks_are_those_that_run():
     assert re.findall(r"^\| (\w+) \| ", table, re.MULTILINE) == [check.name for check in CHECKS]
 
 
+def test_documented_keys_of_the_cost_model_are_those_computed():
+    from specbench.reports.cost_model import cost_metrics
+    from specbench.reports.step_columns import step_columns
+
+    table = DOCS.split("Cost model,")[1].split("Latency:")[0]
+    documented_keys = re.findall(r"^\| (\w+) \| ", table, re.MULTILINE)[1:]
+    assert documented_keys == list(cost_metrics(step_columns([], []), [], 1))
+
+
 def test_documented_schema_version():
     assert f"The schema version is {SCHEMA_VERSION};" in DOCS

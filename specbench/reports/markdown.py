@@ -11,6 +11,7 @@ from __future__ import annotations
 from specbench.records import DataIdentity, ModelIdentity, RunRecord
 from specbench.reports.acceptance_sections import acceptance_sections
 from specbench.reports.condition_sections import condition_section
+from specbench.reports.cost_section import cost_section
 from specbench.reports.health_section import health_section, health_sentence
 from specbench.reports.identities import broken_identities
 from specbench.reports.latency import MIN_REQUESTS_OF_P99
@@ -52,7 +53,9 @@ def report_markdown(run: RunRecord, metrics: dict) -> str:
     health = section_markdown(health_section(metrics["health"]))
     own = [_what_ran(run), _verdict(run, metrics), health, _accuracy(run, metrics), _speed(run, metrics)]
     acceptance = metrics["acceptance"]
-    sections = [head, *own, *acceptance_sections(acceptance, metrics["intervals"]), condition_section(acceptance)]
+    cost = section_markdown(cost_section(metrics["cost_model"]))
+    drafts = [*acceptance_sections(acceptance, metrics["intervals"]), condition_section(acceptance)]
+    sections = [head, *own, cost, *drafts]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 

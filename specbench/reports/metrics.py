@@ -10,6 +10,7 @@ from specbench.records import SCHEMA_VERSION, RequestRecord, RunRecord
 from specbench.reports.acceptance import acceptance_metrics, ratio
 from specbench.reports.accuracy import accuracy_metrics
 from specbench.reports.conditions import condition_tables
+from specbench.reports.cost_model import cost_metrics
 from specbench.reports.diagnosis import health_checks
 from specbench.reports.identities import identity_checks
 from specbench.reports.intervals import acceptance_intervals
@@ -38,7 +39,10 @@ def metrics_of(run: RunRecord, log: EventLog, columns: StepColumns) -> dict:
         "checks": {"identities": identity_checks(columns, acceptance), "output": _output_check(run)},
         "intervals": acceptance_intervals(columns, k),
     }
-    return metrics | {"health": health_checks(run, columns, metrics, log.samples)}
+    return metrics | {
+        "health": health_checks(run, columns, metrics, log.samples),
+        "cost_model": cost_metrics(columns, log.engine_steps, k or 0),
+    }
 
 
 def _num_speculative_tokens(run: RunRecord, columns: StepColumns) -> int | None:

@@ -36,6 +36,7 @@ def test_sections_in_order():
         "Health",
         "Accuracy",
         "Speed",
+        "Where the time goes",
         "Acceptance",
         "Acceptance by position",
         "Acceptance given the previous step",
@@ -105,7 +106,7 @@ def test_speculation_off_says_so_and_prints_no_zero():
     log = EventLog([make_request("r", num_output_tokens=3)], [make_step("r", step, 0, 0) for step in range(2)])
     run = make_run(None, method="none")
     text = report_markdown(run, compute_metrics(run, log))
-    for title in headings(text)[5:]:
+    for title in headings(text)[6:]:
         assert section(text, title).strip() == "Nothing was drafted: speculation was off."
     assert "Acceptance by category" not in text
 
