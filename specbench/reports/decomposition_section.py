@@ -88,8 +88,8 @@ def _rate_sentence(decomposition: Decomposition) -> str:
     if not rate.is_visible:
         smallest = f"{100 * VISIBLE_STANDARD_ERRORS * (rate.standard_error or 0):.2f} pts"
         return (
-            f"Within matched history no difference is visible: {points(rate.value)}{_bracketed(rate.interval)}; one of "
-            f"{smallest} would likely have been seen."
+            f"Within matched history no difference is visible: {points(rate.value)}{_bracketed(rate.interval)}; a true "
+            f"one of {smallest} would be seen four times in five."
         )
     sentence = f"Remaining difference within matched history: {points(rate.value)}{_bracketed(rate.interval)}."
     return f"{sentence} {_selection(decomposition)}"

@@ -51,10 +51,11 @@ def _verdict(check: SameToken) -> str:
 
 
 def _texts(check: SameToken) -> str:
-    return (
-        f"{count(check.num_texts)} texts of both runs ({count(check.num_identical_texts)} identical, the others up to "
-        f"their first difference{_left_out(check)})"
-    )
+    if check.num_identical_texts == check.num_texts:
+        said = "identical"
+    else:
+        said = f"{count(check.num_identical_texts)} identical, the others up to their first difference"
+    return f"{count(check.num_texts)} texts of both runs ({said}{_left_out(check)})"
 
 
 def _left_out(check: SameToken) -> str:

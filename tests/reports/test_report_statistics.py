@@ -258,7 +258,7 @@ def test_intervals_hold_the_truth(num_samples):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ks", [(3, 3), (1, 8)])
+@pytest.mark.parametrize("ks", [(3, 3), (1, 8), (1, 32)])
 def test_paired_tests_keep_their_level(ks):
     shares = false_alarms(1_000, 100, ks, seed=6)
     print(ks, shares)
