@@ -295,6 +295,7 @@ def _open_record(plan: Plan, directory: RunDirectory, invocation: Invocation, be
         hardware=environment.hardware() | {"at_start": environment.state()},
         packages=environment.packages(),
         model=model,
+        draft_model=plan.draft_identity(),
         data=plan.task.data,
         acceptance_source="engine",
         started_at=_now() if before is None else before.started_at,
@@ -431,7 +432,11 @@ def _refuse_if_changed(plan: Plan, path: Path) -> None:
             f"{path / FINGERPRINT_FILE}: missing or unreadable, so what ran cannot be compared; start a new run"
         )
     now = fingerprint(plan, plan.model_identity())
-    changed = [part for part in ("config", "checkpoint", "data", "code", "hardware") if stored.get(part) != now[part]]
+    changed = [
+        part
+        for part in ("config", "checkpoint", "drafter", "data", "code", "hardware")
+        if stored.get(part) != now[part]
+    ]
     if changed:
         raise UserError(f"{path}: {', '.join(changed)} changed since the run began; start a new run instead")
 

@@ -40,13 +40,25 @@ def choose_model(config: ModelConfig) -> ModelChoice:
     """The checkpoint that the configuration means; UserError when it can't be found."""
     if config.checkpoint is None:
         return _packaged(config)
-    folder = Path(config.checkpoint).expanduser()
+    return _find(config.checkpoint, config.revision, config.name, "model.checkpoint")
+
+
+def choose_draft(checkpoint: str) -> ModelChoice:
+    """The checkpoint of a draft model; UserError when it can't be found."""
+    if Path(checkpoint) == PACKAGED_CHECKPOINT:
+        return ModelChoice(PACKAGED_NAME, PACKAGED_NAME, PACKAGED_CHECKPOINT, None, packaged=True)
+    return _find(checkpoint, None, checkpoint, "spec.checkpoint")
+
+
+def _find(checkpoint: str, revision: str | None, requested: str, key: str) -> ModelChoice:
+    """A folder or a repository that the setting `key` names."""
+    folder = Path(checkpoint).expanduser()
     if folder.is_dir():
-        return ModelChoice(config.name, folder.resolve().name, folder.resolve(), config.revision, packaged=False)
-    if folder.exists() or not _looks_like_repository(config.checkpoint):
-        raise UserError(f"model.checkpoint: {config.checkpoint} is not a folder with a checkpoint; name one")
-    path, revision = _download(config.checkpoint, config.revision)
-    return ModelChoice(config.name, config.checkpoint.replace("/", "--"), path, revision, packaged=False)
+        return ModelChoice(requested, folder.resolve().name, folder.resolve(), revision, packaged=False)
+    if folder.exists() or not _looks_like_repository(checkpoint):
+        raise UserError(f"{key}: {checkpoint} is not a folder with a checkpoint; name one")
+    path, revision = _download(checkpoint, revision, key)
+    return ModelChoice(requested, checkpoint.replace("/", "--"), path, revision, packaged=False)
 
 
 def _packaged(config: ModelConfig) -> ModelChoice:
@@ -65,7 +77,7 @@ def _looks_like_repository(name: str) -> bool:
     return bool(owner and slash and repository) and "/" not in repository and owner not in (".", "..", "~")
 
 
-def _download(repository: str, revision: str | None) -> tuple[Path, str]:
+def _download(repository: str, revision: str | None, key: str) -> tuple[Path, str]:
     """A snapshot of the repository in the hub's cache, and the commit it is."""
     from huggingface_hub import snapshot_download
 
@@ -73,7 +85,7 @@ def _download(repository: str, revision: str | None) -> tuple[Path, str]:
         path = Path(snapshot_download(repository, revision=revision, allow_patterns=list(HUB_FILES), etag_timeout=5))
     except Exception as error:  # the hub's client raises its own, requests' and the system's errors
         raise UserError(
-            f"model.checkpoint: {repository} is no folder here, and can't be had from the hub "
+            f"{key}: {repository} is no folder here, and can't be had from the hub "
             f"({type(error).__name__}); name a folder"
         ) from error
     return path, path.name

@@ -6,6 +6,7 @@ in words for `dry_run=true`. Does not belong here: running anything (benchmark.p
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench import environment
+from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.memory import MemoryPlan, plan_memory
@@ -24,8 +26,8 @@ from specbench.errors import UserError
 from specbench.evals.registry import load_task
 from specbench.evals.task import Task, measured_requests
 from specbench.generate import GenerateRequest
-from specbench.model_choice import ModelChoice, choose_model
-from specbench.recorded_drafts import check_drafts
+from specbench.model_choice import ModelChoice, choose_draft, choose_model
+from specbench.recorded_drafts import AUTO, check_drafts, drafts_sha256
 from specbench.records import ModelIdentity
 from specbench.run_config import CheckpointFacts, RunConfig, SpecConfig, resolve
 
@@ -43,6 +45,8 @@ class Plan:
     choice: ModelChoice
     checkpoint: Checkpoint
     num_modules: int
+    #: A draft model's; None where none drafts.
+    draft_choice: ModelChoice | None
     task: Task
     requests: tuple[GenerateRequest, ...]
     notices: tuple[str, ...]
@@ -71,23 +75,21 @@ class Plan:
         if proposer is not None:
             requirements = proposer.requirements()
             specs, fixed_bytes = specs + requirements.cache_groups, requirements.fixed_bytes
+        _check_block_size(engine.block_size, specs)
         return plan_memory(engine, specs, fixed_bytes)
 
     @property
     def num_parameters(self) -> int:
-        return sum(math.prod(entry.shape) for entry in self.checkpoint.tensors.values())
+        return _num_parameters(self.checkpoint)
 
     def model_identity(self) -> ModelIdentity:
         """Reads every byte of the checkpoint for its hash, once a process."""
-        return ModelIdentity(
-            requested=self.choice.requested,
-            ran=self.choice.ran,
-            path=str(self.choice.path),
-            revision=self.choice.revision,
-            sha256=checkpoint_sha256(self.checkpoint),
-            packaged=self.choice.packaged,
-            num_parameters=self.num_parameters,
-            num_modules=self.num_modules,
+        return _identity(self.choice, self.checkpoint, self.num_modules)
+
+    def draft_identity(self) -> ModelIdentity | None:
+        """The same of a draft model's checkpoint."""
+        return (
+            None if self.draft_choice is None else _identity(self.draft_choice, Checkpoint.open(self.draft_choice.path))
         )
 
 
@@ -114,7 +116,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
             "refuses; name a checkpoint, or say model=inkling_nano"
         )
     check_checkpoint(checkpoint, model_config, num_modules=_num_modules_used(config.spec))
-    _check_block_size(config, checkpoint)
+    config, draft_choice = _choose_draft(config)
     if config.spec.drafts is not None:
         check_drafts(config.spec.drafts, lambda: checkpoint_sha256(checkpoint))
     task = load_task(config.eval, packaged_model=choice.packaged)
@@ -127,6 +129,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     notices = [
         *_model_notices(choice, checkpoint),
         *task.notices,
+        *_draft_notices(choice, draft_choice),
         *_check_prompts(config, choice.path, model_config.vocab_size, requests),
     ]
     notices += _acceptance_notices(config, requests)
@@ -136,20 +139,45 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
             "requests queue in the engine, and TTFT holds their wait."
         )
     plan = Plan(
-        config, resolved.differences, choice, checkpoint, model_config.num_modules, task, requests, tuple(notices)
+        config,
+        resolved.differences,
+        choice,
+        checkpoint,
+        model_config.num_modules,
+        draft_choice,
+        task,
+        requests,
+        tuple(notices),
     )
     plan.plan_caches()
     return plan
 
 
-def _check_block_size(config: RunConfig, checkpoint: Checkpoint) -> None:
+def _check_block_size(block_size: int, specs: Iterable[CacheGroupSpec]) -> None:
     """UserError where the taps of a convolution would lie in more than two blocks."""
-    for spec in target_cache_groups(checkpoint, config.model.dtype):
-        if spec.kind == "short_conv" and spec.window is not None and config.cache.block_size < spec.window - 1:
+    for spec in specs:
+        if spec.kind == "short_conv" and spec.window is not None and block_size < spec.window - 1:
             raise UserError(
-                f"cache.block_size: {config.cache.block_size} is below {spec.window - 1}, the tokens that a "
+                f"cache.block_size: {block_size} is below {spec.window - 1}, the tokens that a "
                 f"convolution of {spec.window} looks back; raise it"
             )
+
+
+def _num_parameters(checkpoint: Checkpoint) -> int:
+    return sum(math.prod(entry.shape) for entry in checkpoint.tensors.values())
+
+
+def _identity(choice: ModelChoice, checkpoint: Checkpoint, num_modules: int = 0) -> ModelIdentity:
+    return ModelIdentity(
+        requested=choice.requested,
+        ran=choice.ran,
+        path=str(choice.path),
+        revision=choice.revision,
+        sha256=checkpoint_sha256(checkpoint),
+        packaged=choice.packaged,
+        num_parameters=_num_parameters(checkpoint),
+        num_modules=num_modules,
+    )
 
 
 def checkpoint_sha256(checkpoint: Checkpoint) -> str:
@@ -191,6 +219,15 @@ def free_bytes(device: str) -> int | None:
     import torch
 
     return torch.cuda.mem_get_info(torch.device(device))[0]
+
+
+def _choose_draft(config: RunConfig) -> tuple[RunConfig, ModelChoice | None]:
+    """The configuration with the folder of the draft model that it names, and the draft model."""
+    if config.spec.checkpoint is None:
+        return config, None
+    choice = choose_draft(config.spec.checkpoint)
+    spec = dataclasses.replace(config.spec, checkpoint=str(choice.path))
+    return dataclasses.replace(config, spec=spec), choice
 
 
 def _num_modules_used(spec: SpecConfig) -> int:
@@ -243,10 +280,19 @@ def fingerprint(plan: Plan, model: ModelIdentity) -> dict[str, Any]:
         "config": _sha256(settings),
         "code": _sha256([environment.commit().commit, environment.source_sha256()]),
         "checkpoint": model.sha256,
+        "drafter": _drafter_sha256(plan),
         "data": plan.task.data.sha256,
         "hardware": _sha256(environment.hardware()),
     }
     return {"sha256": _sha256(parts), **parts}
+
+
+def _drafter_sha256(plan: Plan) -> str | None:
+    """Of what drafts come from besides the checkpoint that runs; None where there is nothing else."""
+    draft, drafts = plan.draft_identity(), plan.config.spec.drafts
+    if draft is not None:
+        return draft.sha256
+    return None if drafts is None or drafts == AUTO else drafts_sha256(Path(drafts))
 
 
 def describe(plan: Plan) -> str:
@@ -298,6 +344,11 @@ def _model_notices(choice: ModelChoice, checkpoint: Checkpoint) -> Iterable[str]
     if choice.packaged:
         millions = sum(math.prod(entry.shape) for entry in checkpoint.tensors.values()) / 1e6
         yield f"{choice.ran} (packaged, {millions:.1f} M parameters): not Inkling; name one with model.checkpoint=DIR"
+
+
+def _draft_notices(choice: ModelChoice, draft: ModelChoice | None) -> Iterable[str]:
+    if draft is not None and draft.path == choice.path:
+        yield f"{draft.ran} drafts for itself: each draft is its own next token, and acceptance shows nothing."
 
 
 def _acceptance_notices(config: RunConfig, requests: Iterable[GenerateRequest]) -> Iterable[str]:

@@ -6,6 +6,7 @@ spoilt (engine/proposers/stub.py), running requests (benchmark.py).
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -53,6 +54,13 @@ def recorded_in(run_directory: Path) -> list[Recorded]:
         for sample in samples
         if sample.prompt_token_ids is not None and len(sample.output_token_ids)
     ]
+
+
+def drafts_sha256(drafts: Path) -> str:
+    """Hash of what spec.drafts names: a file, or a run's samples."""
+    if drafts.is_file():
+        return hashlib.sha256(drafts.read_bytes()).hexdigest()
+    return hashlib.sha256(json.dumps(recorded_in(drafts)).encode()).hexdigest()
 
 
 def write_drafts(file: Path, recorded: Iterable[Recorded]) -> None:

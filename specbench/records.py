@@ -174,6 +174,8 @@ class RunRecord:
     num_segments: int = 1
     error: str | None = None
     output_check: OutputCheck | None = None
+    #: The checkpoint that drafts, where that is one of its own.
+    draft_model: ModelIdentity | None = None
     #: Notices that the reader of any figure must see: fallbacks, packaged data, skipped checks.
     notices: list[str] = field(default_factory=list)
     #: Query and hit tokens of the prefix cache; empty when there is none.

@@ -72,12 +72,12 @@ class ModelConfig:
 @dataclass(frozen=True, slots=True)
 class SpecConfig:
     name: str
-    method: Annotated[str, OneOf(("none", "mtp", "ngram", "stub"))]
+    method: Annotated[str, OneOf(("none", "mtp", "ngram", "draft_model", "stub"))]
     #: None takes the number of modules in the checkpoint (mtp).
     num_speculative_tokens: Positive | None
     #: mtp: "multi" runs N modules once each, "single" runs one N times; "auto" goes by how many the checkpoint has.
     modules: Annotated[str, OneOf(("auto", "single", "multi"))]
-    #: draft_model: its folder, or a repository on the hub.
+    #: draft_model: its folder, or a repository on the hub. None: the packaged model drafts for itself.
     checkpoint: str | None
     #: ngram: the newest tokens that must occur before, at least and at most.
     ngram_min: Positive
@@ -295,6 +295,10 @@ def _spec_changes(spec: SpecConfig, facts: CheckpointFacts) -> dict[str, Any]:
     assert num_drafts is not None
     if spec.rejection_sample_method == "synthetic":
         changes["synthetic_acceptance_rates"] = _synthetic_rates(spec, num_drafts)
+    if spec.method == "draft_model" and spec.checkpoint is None:
+        if not facts.packaged:
+            raise UserError("spec.checkpoint: spec=draft_model needs a draft's; say spec.checkpoint=DIR or owner/name")
+        changes["checkpoint"] = facts.path
     if spec.method == "stub" and spec.accepted_counts is None and spec.accepted_rates is None:
         changes["accepted_counts"] = tuple(range(num_drafts + 1))
     return changes

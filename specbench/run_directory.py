@@ -315,13 +315,14 @@ def _run_from_json(path: Path) -> RunRecord:
             f"{path}: schema_version is {found!r}, this specbench reads {SCHEMA_VERSION}; use the version that wrote it"
         )
     try:
-        check = content["output_check"]
+        check, draft = content["output_check"], content.get("draft_model")
         return RunRecord(
             **{
                 **content,
                 "model": ModelIdentity(**content["model"]),
                 "data": DataIdentity(**content["data"]),
                 "output_check": None if check is None else OutputCheck(**check),
+                "draft_model": None if draft is None else ModelIdentity(**draft),
             }
         )
     except (KeyError, TypeError) as error:

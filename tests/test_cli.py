@@ -207,7 +207,7 @@ def test_help_version_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("specbench ")
     assert main(["list", "spec"]) == 0
-    assert capsys.readouterr().out.splitlines()[0].startswith("mtp1")
+    assert capsys.readouterr().out.splitlines()[1].startswith("mtp1")
 
 
 def test_hydras_own_flags(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,6 +88,7 @@ def _what_ran(run: RunRecord) -> str:
         ("Model requested", model.requested),
         ("Model ran", model_title(model)),
         ("Checkpoint", _at(model.path, model.revision, model.sha256)),
+        *_draft_model(run.draft_model),
         ("Data", f"{data_title(data, run.config['eval']['name'])}; {count(data.num_samples)} samples"),
         ("Data file", _at(data.path, data.revision, data.sha256)),
         ("Hardware", _flat(run.hardware)),
@@ -99,6 +100,12 @@ def _what_ran(run: RunRecord) -> str:
         ("Acceptance source", run.acceptance_source),
     ]
     return "## What ran\n\n" + markdown_table(("", "Value"), rows, num_text_columns=2)
+
+
+def _draft_model(draft: ModelIdentity | None) -> list[tuple[str, str]]:
+    if draft is None:
+        return []
+    return [("Draft model", draft.ran), ("Draft checkpoint", _at(draft.path, draft.revision, draft.sha256))]
 
 
 def _at(path: str | None, revision: str | None, sha256: str | None) -> str:

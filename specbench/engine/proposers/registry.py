@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 #: EngineConfig.proposer -> file of this folder and class in it, made with (EngineConfig, the target's Checkpoint).
 PROPOSERS = {
+    "draft_model": "draft_model.DraftModel",
     "mtp_multi": "mtp_multi.MultiModuleMTP",
     "mtp_single": "mtp_single.SingleModuleMTP",
     "ngram": "ngram.NgramLookup",
