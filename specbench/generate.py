@@ -16,21 +16,64 @@ Message = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one request are chosen, and where they end."""
+    """How the tokens of one request are chosen, and where they end.
+
+    Applied in this order: what may come at all (logit_bias, allowed_token_ids, min_tokens), penalties, bad words,
+    temperature, min_p, top_k, top_p. A greedy request takes the argmax of what the first three leave.
+    """
 
     max_output_tokens: int
     #: 0 is greedy.
     temperature: float = 0.0
-    #: 0 is off.
+    #: 0 is off. Ids as likely as the last one kept are kept too; for top_p alike.
     top_k: int = 0
     #: 1 is off.
     top_p: float = 1.0
+    #: Drop ids less likely than this share of the most likely one's probability; 0 is off.
+    min_p: float = 0.0
+    #: Divides logits above 0, and multiplies those below, of ids in the prompt or the output; 1 is off.
+    repetition_penalty: float = 1.0
+    #: Taken off the logits of ids in the output, once; 0 is off.
+    presence_penalty: float = 0.0
+    #: Taken off the logits of ids in the output, for each time; 0 is off.
+    frequency_penalty: float = 0.0
+    #: (id, what is added to its logit).
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    #: Nothing else is generated; empty: everything may be.
+    allowed_token_ids: tuple[int, ...] = ()
+    #: Texts that are not generated, as the tokenizer writes them with and without a space before.
+    bad_words: tuple[str, ...] = ()
+    #: The same as token ids. A sequence that begins in the prompt is not generated text and may be completed.
+    bad_word_token_ids: tuple[tuple[int, ...], ...] = ()
+    #: Output tokens before which nothing ends the request: stop ids are not generated, stop strings don't count.
+    min_tokens: int = 0
     seed: int = 0
     #: Cut text, tokens and counts at the first of these.
     stop: tuple[str, ...] = ()
     #: In addition to the checkpoint's own end-of-sequence ids.
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    #: Log-probabilities of each output token and of this many most likely ids; None is off.
+    logprobs: int | None = None
+    #: The same of the prompt's tokens, always before any parameter is applied.
+    prompt_logprobs: int | None = None
+    #: Whether logprobs are those of the law that the token was drawn from, rather than the model's own.
+    processed_logprobs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """What the model made of one token, given those before it."""
+
+    token_id: int
+    #: Natural logarithm of its probability.
+    logprob: float
+    #: 1 and one for each id that is more likely.
+    rank: int
+    #: Whether greedy decoding takes it: of equally likely ids the lowest.
+    is_argmax: bool
+    #: (id, logprob) of the most likely ids, as many as were asked for, the likeliest first.
+    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +106,10 @@ class GenerateResult:
     reasoning_text: str = ""
     #: The rendered prompt; None when the request was given as token ids and no tokenizer is there.
     prompt_text: str | None = None
+    #: One for each output token; None where they were not asked for.
+    logprobs: list[TokenLogprob] | None = None
+    #: One for each prompt token; the first has nothing before it and is None. None where they were not asked for.
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
 
 class Load(Protocol):

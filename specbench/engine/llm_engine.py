@@ -25,12 +25,20 @@ from specbench.engine.proposers.proposer import ProposerRequirements
 from specbench.engine.proposers.registry import make_proposer
 from specbench.engine.request import Request
 from specbench.engine.sampling.drafting import draft_probability_bytes
+from specbench.engine.sampling.parameters import bad_word_sequences, check_parameters
 from specbench.engine.scheduling.kv_cache import KVCacheManager
 from specbench.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from specbench.engine.scheduling.step import SchedulerOutput, StepOutput
 from specbench.engine.tokenizer import encode_prompt, load_tokenizer
 from specbench.errors import UserError
-from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Load
+from specbench.generate import (
+    GenerateListener,
+    GenerateRequest,
+    GenerateResult,
+    Load,
+    SamplingParams,
+    TokenLogprob,
+)
 from specbench.records import EngineStep, RequestRecord, VerifyStep
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -47,6 +55,10 @@ class _Running:
         self.stream = stream
         self.prompt_text = prompt_text
         self.verify_steps: list[VerifyStep] = []
+        #: None where they were not asked for.
+        self.logprobs: list[TokenLogprob] | None = None if request.sampling.logprobs is None else []
+        #: The first token has nothing before it.
+        self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if request.needs_prompt_logprobs else None
 
 
 class LLMEngine:
@@ -96,9 +108,19 @@ class LLMEngine:
         max_output = min(source.sampling.max_output_tokens, self.config.max_model_len - len(prompt.token_ids))
         if source.sampling.stop and self.tokenizer is None:
             raise UserError(f"request {source.request_id}: stop strings need a tokenizer: set model.tokenizer")
-        request = Request(source, prompt.token_ids, max_output, arrival_s, self._next_generation)
+        stop_token_ids = self._stop_token_ids(source.sampling)
+        check_parameters(source.request_id, source.sampling, self.model_config.vocab_size, stop_token_ids)
+        request = Request(
+            source,
+            prompt.token_ids,
+            max_output,
+            arrival_s,
+            self._next_generation,
+            stop_token_ids,
+            self._bad_words(source),
+        )
         self._next_generation += 1
-        stream = OutputStream(source.sampling, self.model_config.eos_token_ids, max_output, self.tokenizer)
+        stream = OutputStream(source.sampling, stop_token_ids, max_output, self.tokenizer)
         if not self.scheduler.kv_cache.fits_ever(self.scheduler.longest_sequence(request)):
             raise UserError(
                 f"request {source.request_id}: {len(prompt.token_ids)} prompt and {max_output} output tokens need "
@@ -106,6 +128,20 @@ class LLMEngine:
             )
         self._running[source.request_id] = _Running(request, stream, prompt.text)
         self.scheduler.add(request)
+
+    def _stop_token_ids(self, sampling: SamplingParams) -> tuple[int, ...]:
+        """Ids that end a request."""
+        eos = () if sampling.ignore_eos else self.model_config.eos_token_ids
+        return tuple(dict.fromkeys((*sampling.stop_token_ids, *eos)))
+
+    def _bad_words(self, source: GenerateRequest) -> tuple[tuple[int, ...], ...]:
+        """Token sequences of the request's bad words."""
+        sampling = source.sampling
+        if not sampling.bad_words:
+            return sampling.bad_word_token_ids
+        if self.tokenizer is None:
+            raise UserError(f"request {source.request_id}: bad words need a tokenizer: set model.tokenizer")
+        return (*sampling.bad_word_token_ids, *bad_word_sequences(sampling.bad_words, self.tokenizer.encode))
 
     def _check_prompt(self, request_id: str, token_ids: list[int]) -> None:
         if not token_ids:
@@ -151,7 +187,9 @@ class LLMEngine:
             running = self._running.get(request_id)
             if running is None or running.request.generation != output.generations[index]:
                 raise AssertionError("a row is released only when its last outstanding step settles")
-            self._settle_request(
+            if index in result.prompt_logprobs:
+                _extend_prompt_logprobs(running.prompt_logprobs, *result.prompt_logprobs[index])
+            num_kept = self._settle_request(
                 running,
                 output,
                 index,
@@ -161,6 +199,8 @@ class LLMEngine:
                 start_s,
                 end_s,
             )
+            if running.logprobs is not None and num_kept:
+                running.logprobs += result.logprobs[index][:num_kept]
             if running.request.is_finished and not running.request.in_flight:
                 finished.append(self._finish(self._running.pop(request_id)))
         return finished, self._engine_step(output, result, start_s, end_s, schedule_s, kv_blocks_used)
@@ -175,7 +215,8 @@ class LLMEngine:
         num_proposed: int,
         start_s: float,
         end_s: float,
-    ) -> None:
+    ) -> int:
+        """Returns how many of `token_ids` are kept."""
         request = running.request
         if request.first_scheduled_s is None:
             request.first_scheduled_s = start_s
@@ -196,6 +237,7 @@ class LLMEngine:
         num_rows = output.num_tokens[index]
         num_rejected = num_rows - len(token_ids) if output.is_decode(index) else 0
         self.scheduler.settle(request, num_rejected, kept, num_proposed)
+        return len(kept)
 
     def _engine_step(
         self,
@@ -236,6 +278,8 @@ class LLMEngine:
             output_text=answer,
             reasoning_text=reasoning,
             prompt_text=running.prompt_text,
+            logprobs=running.logprobs,
+            prompt_logprobs=running.prompt_logprobs,
         )
 
     def generate(self, requests: Iterable[GenerateRequest], load: Load, listener: GenerateListener) -> None:
@@ -323,6 +367,14 @@ def _allocate_caches(memory: MemoryPlan, dtype: torch.dtype, device: torch.devic
         spec.name: CachePool(spec, num_blocks, memory.block_size, dtype, device)
         for spec, num_blocks in zip(memory.specs, memory.num_blocks, strict=True)
     }
+
+
+def _extend_prompt_logprobs(
+    known: list[TokenLogprob | None] | None, first_position: int, logprobs: list[TokenLogprob]
+) -> None:
+    """Add those of the prompt's next tokens. A resumed request runs its prompt again: what is known stays."""
+    assert known is not None and len(known) >= first_position
+    known += logprobs[len(known) - first_position :]
 
 
 def _verify_step(

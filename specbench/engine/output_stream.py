@@ -22,17 +22,17 @@ class OutputStream:
     def __init__(
         self,
         sampling: SamplingParams,
-        eos_token_ids: Sequence[int],
+        stop_token_ids: Sequence[int],
         max_output_tokens: int,
         tokenizer: Tokenizer | None,
     ):
-        self._stop_token_ids = frozenset(sampling.stop_token_ids)
-        if not sampling.ignore_eos:
-            self._stop_token_ids |= frozenset(eos_token_ids)
+        self._stop_token_ids = frozenset(stop_token_ids)
         self._num_left = max_output_tokens
+        #: Output tokens, from now on, that end nothing.
+        self._num_before_stops = sampling.min_tokens
         self._matcher: StopMatcher | None = None
         if sampling.stop and tokenizer is not None:
-            self._matcher = StopMatcher(sampling.stop, tokenizer.new_detokenizer())
+            self._matcher = StopMatcher(sampling.stop, tokenizer.new_detokenizer(), sampling.min_tokens)
         #: Set once a stop string was found.
         self.match: StopMatch | None = None
         #: Whether the last kept token is a stop token, which is no text.
@@ -44,13 +44,17 @@ class OutputStream:
         for token_id in token_ids:
             kept.append(token_id)
             self._num_left -= 1
-            if token_id in self._stop_token_ids:
-                self.ends_in_stop_token = True
+            if self._is_stop(token_id):
                 return kept, "stop"
-            if self._matcher is not None:
-                self.match = self._matcher.push(token_id)
-                if self.match is not None:
-                    return kept, "stop"
             if self._num_left == 0:
                 return kept, "length"
         return kept, None
+
+    def _is_stop(self, token_id: int) -> bool:
+        self._num_before_stops -= 1
+        self.ends_in_stop_token = self._num_before_stops < 0 and token_id in self._stop_token_ids
+        if self.ends_in_stop_token:
+            return True
+        if self._matcher is not None:
+            self.match = self._matcher.push(token_id)
+        return self.match is not None

@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from specbench.engine.sampling.parameters import RequestSampling
 from specbench.generate import GenerateRequest, SamplingParams
 
 
@@ -45,6 +46,10 @@ class Request:
     arrival_s: float
     #: Tells this request's results from those of an earlier occupant of the same row.
     generation: int
+    #: Ids that end the request.
+    stop_token_ids: tuple[int, ...] = ()
+    #: Token sequences that are not generated.
+    bad_words: tuple[tuple[int, ...], ...] = ()
     #: The persistent row in RequestState; -1 before admission.
     row: int = -1
     output_token_ids: list[int] = field(default_factory=list)
@@ -72,6 +77,16 @@ class Request:
     @property
     def key(self) -> int:
         return request_key(self.sampling.seed, self.source.sample_id, self.source.turn)
+
+    @property
+    def resolved_sampling(self) -> RequestSampling:
+        """What the device is told on (re)admission."""
+        return RequestSampling(self.sampling, self.key, self.num_prompt_tokens, self.stop_token_ids, self.bad_words)
+
+    @property
+    def needs_prompt_logprobs(self) -> bool:
+        """Whether every prompt token has to go through the model: no prefix hit may stand in for it."""
+        return self.sampling.prompt_logprobs is not None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -33,11 +33,13 @@ class StopMatch:
 class StopMatcher:
     """Watches one request, from its first output token to its last."""
 
-    def __init__(self, stops: Sequence[str], detokenizer: IncrementalDetokenizer) -> None:
+    def __init__(self, stops: Sequence[str], detokenizer: IncrementalDetokenizer, num_before_stops: int = 0) -> None:
+        """num_before_stops: tokens at the start that complete no match, whatever their text."""
         if "" in stops:
             raise UserError("an empty stop string would end every answer at once: leave it out of `stop`")
         self._stops = tuple(stops)
         self._detokenizer = detokenizer
+        self._num_before_stops = num_before_stops
         self._num_overlap = max((len(stop) for stop in stops), default=1) - 1
         self._num_tokens = 0
         self._pieces: list[str] = []
@@ -52,16 +54,21 @@ class StopMatcher:
             return None
         self._pieces.append(new_text)
         window = self._tail + new_text
-        found = self._first_stop(window)
-        if found is None:
+        found = self._first_stop(window, len(self._tail))
+        if found is None or self._num_tokens <= self._num_before_stops:
             self._tail = window[len(window) - min(self._num_overlap, len(window)) :]
             return None
         start, stop = found
         return self._match(stop, len(window) - start)
 
-    def _first_stop(self, window: str) -> tuple[int, str] | None:
-        """Where the first stop begins in `window`, and which it is."""
-        hits = [(start, -len(stop), stop) for stop in self._stops if (start := window.find(stop)) >= 0]
+    def _first_stop(self, window: str, num_old: int) -> tuple[int, str] | None:
+        """Where the first stop begins in `window`, and which it is. It ends behind the first `num_old` characters: one
+        that ended there was seen before, and did not count."""
+        hits = [
+            (start, -len(stop), stop)
+            for stop in self._stops
+            if (start := window.find(stop, max(0, num_old - len(stop) + 1))) >= 0
+        ]
         if not hits:
             return None
         start, _, stop = min(hits)

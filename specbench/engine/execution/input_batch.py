@@ -41,6 +41,8 @@ class StepIndices:
     num_drafts: torch.Tensor
     samples: torch.Tensor
     num_logits: int
+    # [num_requests + 1] on the host: first logits row of each request
+    logits_start_loc_np: tuple[int, ...]
     # on the host: whether the request's rows are a chunk of a prompt
     is_chunk_np: tuple[bool, ...]
 
@@ -53,6 +55,7 @@ def step_indices(
     starts = np.concatenate([[0], np.cumsum(num_tokens)])
     token_rows: list[int] = []
     persistent_rows: list[int] = []
+    logits_starts = [0]
     columns = np.zeros((len(rows), k + 1), dtype=np.int64)
     for index, (row, count, mode) in enumerate(zip(rows, num_tokens, modes, strict=True)):
         num_logits = {PARTIAL_CHUNK: 0, DECODE: count}.get(mode, 1)
@@ -60,6 +63,7 @@ def step_indices(
         end = int(starts[index + 1])
         token_rows.extend(range(end - num_logits, end))
         persistent_rows.extend([row] * num_logits)
+        logits_starts.append(len(token_rows))
     num_drafts = np.asarray([n - 1 if mode == DECODE else 0 for n, mode in zip(num_tokens, modes, strict=True)])
 
     def to_device(values: object) -> torch.Tensor:
@@ -78,6 +82,7 @@ def step_indices(
         num_drafts=to_device(num_drafts),
         samples=to_device([mode != PARTIAL_CHUNK for mode in modes]),
         num_logits=len(token_rows),
+        logits_start_loc_np=tuple(logits_starts),
         is_chunk_np=tuple(mode != DECODE for mode in modes),
     )
 
@@ -130,7 +135,7 @@ class InputBatch:
             draft_ids=self.draft_ids(state, k),
             num_drafts=indices.num_drafts,
             samples=indices.samples,
-            keys=state.key[self.rows],
+            keys=state.sampling.key[self.rows],
             start=self.first_position,
         )
 
@@ -142,17 +147,12 @@ class InputBatch:
     def sampling_rows(
         self, state: RequestState, output: SchedulerOutput, positions: torch.Tensor
     ) -> SamplingRows | None:
-        """Sampling parameters of the logits rows; None when every request of the batch is greedy."""
-        if not state.is_sampled_np[output.rows].any():
-            return None
-        rows = self.indices.persistent_row_of_logits
+        """Sampling parameters of the logits rows; None when every request is greedy and asks for nothing."""
         token_row = self.indices.token_row_of_logits
-        return SamplingRows(
-            temperature=state.temperature[rows],
-            top_k=state.top_k[rows],
-            top_p=state.top_p[rows],
-            keys=state.key[rows],
-            positions=(positions if token_row is None else positions[token_row]) + 1,
-            any_top_k=bool(state.has_top_k_np[output.rows].any()),
-            any_top_p=bool(state.has_top_p_np[output.rows].any()),
+        return state.sampling.rows(
+            output.rows,
+            self.indices.logits_start_loc_np,
+            self.indices.persistent_row_of_logits,
+            (positions if token_row is None else positions[token_row]) + 1,
+            state.token_pool[:, : max(output.max_seq_lens)],
         )

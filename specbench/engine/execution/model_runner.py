@@ -14,6 +14,7 @@ import torch
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.input_batch import InputBatch
 from specbench.engine.execution.request_state import RequestState
+from specbench.engine.execution.token_logprobs import LogprobRows, prompt_logprobs
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, RowLayout, TargetOutput
 from specbench.engine.models.target import TargetModel
@@ -52,6 +53,7 @@ class ModelRunner:
             max_model_len=config.max_model_len,
             num_speculative_tokens=self.k,
             block_size=config.block_size,
+            vocab_size=model.vocab_size,
             device=model.device,
         )
         self.metadata_builder = AttentionMetadataBuilder(
@@ -77,12 +79,17 @@ class ModelRunner:
         times = [time.perf_counter()]
         metadata, hidden = self._forward(output, batch)
         times.append(time.perf_counter())
-        verdict = self._verify(output, batch, metadata, hidden)
+        verdict, logprob_rows = self._verify(output, batch, metadata, hidden)
         counts = self._commit(batch, verdict)
         times.append(time.perf_counter())
         num_proposed = self._propose(output, batch, verdict, counts, hidden)
         times.append(time.perf_counter())
-        return self._to_host(verdict, num_proposed, times)
+        step_output = self._to_host(verdict, num_proposed, times)
+        for rows in logprob_rows:
+            step_output.logprobs |= rows.of_tokens(verdict)
+        if self.state.sampling.is_any_prompt_logprob(output.rows):
+            step_output.prompt_logprobs = prompt_logprobs(self.model, self.state, output, batch, hidden.hidden_states)
+        return step_output
 
     def _forward(self, output: SchedulerOutput, batch: InputBatch) -> tuple[AttentionMetadata, TargetOutput]:
         layout = RowLayout(batch.indices.query_start_loc_np, batch.first_position, None, output.max_seq_lens)
@@ -92,18 +99,29 @@ class ModelRunner:
 
     def _verify(
         self, output: SchedulerOutput, batch: InputBatch, metadata: AttentionMetadata, hidden: TargetOutput
-    ) -> Verdict:
+    ) -> tuple[Verdict, list[LogprobRows]]:
+        """The verdict, and the logits of the requests that want log-probabilities of what it emits."""
         indices, windows = batch.indices, batch.windows(self.state, self.k)
         if indices.num_logits == 0:  # partial chunks only: nothing is sampled
             none = torch.zeros(len(output.rows), self.k + 1, dtype=torch.int64, device=self.model.device)
-            return sample_and_match(none, windows.draft_ids, windows.num_drafts, windows.samples)
+            return sample_and_match(none, windows.draft_ids, windows.num_drafts, windows.samples), []
         logits_rows = indices.token_row_of_logits
         hiddens = hidden.hidden_states if logits_rows is None else hidden.hidden_states[logits_rows]
         rows = batch.sampling_rows(self.state, output, metadata.positions)
-        logits = process(self.model.compute_logits(hiddens), rows)
+        logits = self.model.compute_logits(hiddens)
+        wants_logprobs = self.state.sampling.is_any_logprob(output.rows)
+        raw = (
+            LogprobRows.keep(logits, output, batch, self.state, self.k, is_processed=False) if wants_logprobs else None
+        )
+        logits = process(logits, rows)
+        law = LogprobRows.keep(logits, output, batch, self.state, self.k, is_processed=True) if wants_logprobs else None
+        verdict = self._accept(batch, windows, logits, rows)
+        return verdict, [kept for kept in (raw, law) if kept is not None]
+
+    def _accept(self, batch: InputBatch, windows: Windows, logits: torch.Tensor, rows: SamplingRows | None) -> Verdict:
         if self.synthetic_rates is not None:
             return accept_at_rates(batch.by_column(sample(logits, rows), self.k), windows, self.synthetic_rates)
-        if rows is not None and self.draft_probabilities is not None and self.k:
+        if rows is not None and rows.temperature is not None and self.draft_probabilities is not None and self.k:
             return self._verify_draws(batch, windows, logits, rows)
         sampled = batch.by_column(sample(logits, rows), self.k)
         return sample_and_match(sampled, windows.draft_ids, windows.num_drafts, windows.samples)
@@ -120,7 +138,7 @@ class ModelRunner:
             draft=self.draft_probabilities[windows.rows],
             positions=batch.by_column(rows.positions, self.k),
         )
-        return greedy.where(self.state.temperature[windows.rows] == 0, drawn)
+        return greedy.where(self.state.sampling.temperature[windows.rows] == 0, drawn)
 
     def _commit(self, batch: InputBatch, verdict: Verdict) -> torch.Tensor:
         """Returns committed and computed tokens of each request, [2, num_requests]."""
@@ -171,13 +189,13 @@ class ModelRunner:
         self, output: SchedulerOutput, batch: InputBatch, num_tokens: torch.Tensor
     ) -> DraftSampling | None:
         """How this batch's drafts are drawn; None where each is the argmax."""
-        if self.draft_probabilities is None or not self.state.is_sampled_np[output.rows].any():
+        if self.draft_probabilities is None or not self.state.sampling.is_any_sampled(output.rows):
             return None
         return DraftSampling(
             probabilities=self.draft_probabilities,
             rows=batch.rows,
-            temperature=self.state.temperature[batch.rows],
-            keys=self.state.key[batch.rows],
+            temperature=self.state.sampling.temperature[batch.rows],
+            keys=self.state.sampling.key[batch.rows],
             window_start=num_tokens - 1,
         )
 

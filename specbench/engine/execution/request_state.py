@@ -1,15 +1,15 @@
 """The truth on the device: one persistent row a request, kept from admission to release.
 
-Belongs here: counts, the token pool, sampling parameters, block tables. Does not belong here: per-step tensors
-(input_batch.py), what a proposer remembers (its own buffers).
+Belongs here: counts, the token pool, block tables; sampling parameters in an object of their own. Does not belong here:
+per-step tensors (input_batch.py), what a proposer remembers (its own buffers).
 """
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from specbench.engine.layers.metadata import num_table_columns
+from specbench.engine.sampling.sampling_state import SamplingState
 from specbench.engine.scheduling.step import NewBlocks, NewRequest, SchedulerOutput
 
 
@@ -23,6 +23,7 @@ class RequestState:
         max_model_len: int,
         num_speculative_tokens: int,
         block_size: int,
+        vocab_size: int,
         device: torch.device,
     ):
         k = num_speculative_tokens
@@ -35,15 +36,7 @@ class RequestState:
         self.counts = torch.zeros(2, max_num_seqs, dtype=torch.int64, device=device)
         # [k + 1] int64: 0 .. k
         self.columns = torch.arange(k + 1, device=device)
-        # [max_num_seqs] each: sampling parameters
-        self.key = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self.temperature = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
-        self.top_k = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self.top_p = torch.ones(max_num_seqs, dtype=torch.float32, device=device)
-        # [max_num_seqs] on the host: which sampling passes a batch needs
-        self.is_sampled_np = np.zeros(max_num_seqs, dtype=bool)
-        self.has_top_k_np = np.zeros(max_num_seqs, dtype=bool)
-        self.has_top_p_np = np.zeros(max_num_seqs, dtype=bool)
+        self.sampling = SamplingState(max_num_seqs, vocab_size, device)
         # [num_groups, max_num_seqs, num_columns] int32: column 0 is the null block, logical block j is column j + 1
         num_columns = num_table_columns(self.spill_column, block_size)
         self.block_tables = torch.zeros(num_groups, max_num_seqs, num_columns, dtype=torch.int32, device=device)
@@ -63,13 +56,7 @@ class RequestState:
         self.block_tables[:, row] = 0
         self.counts[0, row] = num_tokens
         self.counts[1, row] = request.num_computed_tokens
-        self.key[row] = request.key
-        self.temperature[row] = request.temperature
-        self.top_k[row] = request.top_k
-        self.top_p[row] = request.top_p
-        self.is_sampled_np[row] = request.temperature > 0
-        self.has_top_k_np[row] = request.temperature > 0 and request.top_k > 0
-        self.has_top_p_np[row] = request.temperature > 0 and request.top_p < 1
+        self.sampling.add(row, request.sampling)
 
     def _append(self, blocks: NewBlocks) -> None:
         first_column = blocks.start + 1

@@ -84,16 +84,12 @@ class Scheduler:
         request.prefill_end = request.num_tokens
         self.kv_cache.admit(request.row, self.longest_sequence(request))
         self.running.append(request)
-        sampling = request.sampling
         output.new_requests.append(
             NewRequest(
                 row=request.row,
                 token_ids=request.prompt_token_ids + request.output_token_ids,
                 num_computed_tokens=request.num_computed_tokens,
-                key=request.key,
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
+                sampling=request.resolved_sampling,
             )
         )
 

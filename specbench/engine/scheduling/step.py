@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specbench.engine.sampling.parameters import RequestSampling
+from specbench.generate import TokenLogprob
+
 #: A request of a batch is one of these.
 PARTIAL_CHUNK, FINAL_CHUNK, DECODE = 0, 1, 2
 
@@ -23,11 +26,7 @@ class NewRequest:
     token_ids: list[int]
     #: Tokens whose caches exist already (a prefix hit); 0 otherwise.
     num_computed_tokens: int
-    #: The random stream's 64-bit key.
-    key: int
-    temperature: float
-    top_k: int
-    top_p: float
+    sampling: RequestSampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +92,11 @@ class StepOutput:
     num_drafted: np.ndarray
     #: [num_requests]: drafts that the proposer left for the next step.
     num_proposed: np.ndarray
+    #: Batch index -> log-probabilities of its tokens in order, of which the first num_sampled count. Only requests that
+    #: ask.
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    #: Batch index -> log-probabilities of the prompt tokens behind those of this chunk, and the first one's position.
+    prompt_logprobs: dict[int, tuple[int, list[TokenLogprob]]] = field(default_factory=dict)
     #: Durations in seconds; None where they were not measured.
     target_s: float | None = None
     verify_s: float | None = None

@@ -5,20 +5,22 @@ import torch
 from specbench.engine.sampling.sampler import SamplingRows, process, sample
 
 
-def rows(num_rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> SamplingRows:
+def rows(
+    num_rows: int, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
+) -> SamplingRows:
     return SamplingRows(
-        temperature=torch.full((num_rows,), temperature),
-        top_k=torch.full((num_rows,), top_k),
-        top_p=torch.full((num_rows,), top_p),
         keys=torch.arange(num_rows),
         positions=torch.full((num_rows,), 3),
-        any_top_k=top_k > 0,
-        any_top_p=top_p < 1,
+        temperature=torch.full((num_rows,), temperature),
+        min_p=torch.full((num_rows,), min_p) if min_p else None,
+        top_k=torch.full((num_rows,), top_k) if top_k else None,
+        largest_top_k=top_k,
+        top_p=torch.full((num_rows,), top_p) if top_p < 1 else None,
     )
 
 
 def draw(logits: torch.Tensor, params: SamplingRows | None) -> torch.Tensor:
-    return sample(process(logits, params), params)
+    return sample(process(logits.clone(), params), params)
 
 
 def frequencies(logits: torch.Tensor, params: SamplingRows) -> torch.Tensor:
@@ -60,24 +62,18 @@ def test_top_k_and_top_p_cut_the_support_and_renormalise():
 
 def test_mixed_batches_leave_each_row_its_own_law():
     logits = LOGITS.expand(6, -1)
-    mixed = SamplingRows(
-        temperature=torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0, 2.0]),
-        top_k=torch.tensor([0, 0, 2, 1, 0, 0]),
-        top_p=torch.tensor([1.0, 1.0, 1.0, 0.5, 0.3, 1.0]),
-        keys=torch.arange(6),
-        positions=torch.arange(6),
-        any_top_k=True,
-        any_top_p=True,
-    )
-    together = draw(logits, mixed)
+    temperature, min_p = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 0.0, 0.0, 0.5, 0.0])
+    top_k, top_p = torch.tensor([0, 0, 2, 1, 0, 0]), torch.tensor([1.0, 1.0, 1.0, 0.5, 0.3, 1.0])
+    together = draw(logits, SamplingRows(torch.arange(6), torch.arange(6), temperature, min_p, top_k, 2, top_p))
     for row in range(6):
-        one = SamplingRows(
-            mixed.temperature[row : row + 1],
-            mixed.top_k[row : row + 1],
-            mixed.top_p[row : row + 1],
-            mixed.keys[row : row + 1],
-            mixed.positions[row : row + 1],
-            any_top_k=bool(mixed.top_k[row] > 0),
-            any_top_p=bool(mixed.top_p[row] < 1),
+        one = slice(row, row + 1)
+        alone = SamplingRows(
+            torch.arange(6)[one],
+            torch.arange(6)[one],
+            temperature[one],
+            min_p[one] if min_p[row] else None,
+            top_k[one] if top_k[row] else None,
+            int(top_k[row]),
+            top_p[one] if top_p[row] < 1 else None,
         )
-        assert draw(logits[:1], one)[0] == together[row]
+        assert draw(logits[:1], alone)[0] == together[row]

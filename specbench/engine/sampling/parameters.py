@@ -1,0 +1,90 @@
+"""Sampling parameters of one request, checked, with what its prompt, tokenizer and checkpoint add.
+
+Belongs here: what may be asked for. Does not belong here: tensors (sampling_state.py), what a parameter does to logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from specbench.errors import UserError
+from specbench.generate import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSampling:
+    """What the device learns of a request's sampling on (re)admission: no state of its own, so that a resumed request
+    goes on as if it had never been away."""
+
+    params: SamplingParams
+    #: The random stream's 64-bit key.
+    key: int
+    num_prompt_tokens: int
+    #: Ids that end the request.
+    stop_token_ids: tuple[int, ...]
+    #: Token sequences that are not generated.
+    bad_words: tuple[tuple[int, ...], ...]
+
+
+def bad_word_sequences(words: tuple[str, ...], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
+    """Token sequences of texts as they stand at the start of a text and, with a space before, inside one."""
+    texts = [text for word in words for text in (word.lstrip(), " " + word.lstrip())]
+    return tuple(dict.fromkeys(tuple(ids) for text in texts if (ids := encode(text))))
+
+
+def check_parameters(
+    request_id: str, sampling: SamplingParams, vocab_size: int, stop_token_ids: tuple[int, ...]
+) -> None:
+    """UserError for a value out of range, an id that is none, or parameters that leave nothing to generate."""
+    try:
+        _check_ranges(sampling, vocab_size)
+        _check_ids(sampling, vocab_size)
+        _check_something_is_left(sampling, stop_token_ids)
+    except UserError as error:
+        raise UserError(f"request {request_id}: {error}") from None
+
+
+def _check_ranges(sampling: SamplingParams, vocab_size: int) -> None:
+    for name, is_good, range_text in (
+        ("temperature", 0 <= sampling.temperature < math.inf, "0 or more"),
+        ("top_k", sampling.top_k >= 0, "0 or more"),
+        ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
+        ("min_p", 0 <= sampling.min_p <= 1, "0 to 1"),
+        ("repetition_penalty", 0 < sampling.repetition_penalty < math.inf, "above 0"),
+        ("presence_penalty", math.isfinite(sampling.presence_penalty), "a number"),
+        ("frequency_penalty", math.isfinite(sampling.frequency_penalty), "a number"),
+        ("logit_bias", all(math.isfinite(bias) for _, bias in sampling.logit_bias), "numbers"),
+        ("min_tokens", 0 <= sampling.min_tokens <= sampling.max_output_tokens, "0 to max_output_tokens"),
+        ("logprobs", sampling.logprobs is None or 0 <= sampling.logprobs <= vocab_size, "0 to the vocabulary's size"),
+        (
+            "prompt_logprobs",
+            sampling.prompt_logprobs is None or 0 <= sampling.prompt_logprobs <= vocab_size,
+            "0 to the vocabulary's size",
+        ),
+    ):
+        if not is_good:
+            raise UserError(f"{name}: must be {range_text}")
+
+
+def _check_ids(sampling: SamplingParams, vocab_size: int) -> None:
+    if any(not word for word in (*sampling.bad_words, *sampling.bad_word_token_ids)):
+        raise UserError("bad_words: an empty one would ban everything; leave it out")
+    if any(not stop for stop in sampling.stop):
+        raise UserError("stop: an empty one would end every answer at once; leave it out")
+    for name, ids in (
+        ("logit_bias", [token_id for token_id, _ in sampling.logit_bias]),
+        ("allowed_token_ids", sampling.allowed_token_ids),
+        ("bad_word_token_ids", [token_id for word in sampling.bad_word_token_ids for token_id in word]),
+        ("stop_token_ids", sampling.stop_token_ids),
+    ):
+        for token_id in ids:
+            if not 0 <= token_id < vocab_size:
+                raise UserError(f"{name}: {token_id} is no id of the vocabulary, 0 .. {vocab_size - 1}")
+
+
+def _check_something_is_left(sampling: SamplingParams, stop_token_ids: tuple[int, ...]) -> None:
+    allowed = set(sampling.allowed_token_ids)
+    if allowed and sampling.min_tokens and allowed <= set(stop_token_ids):
+        raise UserError("min_tokens: every id of allowed_token_ids ends the request; allow another, or drop min_tokens")

@@ -1,0 +1,142 @@
+"""Sampling parameters on the device: one persistent row a request, as everything that outlives a step.
+
+Belongs here: parameters, and which passes a batch needs. Does not belong here: what is generated so far (the token pool
+of execution/request_state.py holds it), what a pass does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from specbench.engine.sampling.parameters import RequestSampling
+from specbench.engine.sampling.penalties import PenaltyRows
+from specbench.engine.sampling.sampler import RuledRows, SamplingRows
+from specbench.engine.sampling.token_rules import TokenRules
+
+
+class SamplingState:
+    """Rows of running requests. `add` fills one; `rows` gathers those of a batch."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device):
+        self.vocab_size = vocab_size
+        self.device = device
+        # [max_num_seqs] each
+        self.key = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self.num_prompt_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self.temperature = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
+        self.min_p = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
+        self.top_k = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
+        self.top_p = torch.ones(max_num_seqs, dtype=torch.float32, device=device)
+        self.repetition = torch.ones(max_num_seqs, dtype=torch.float32, device=device)
+        self.presence = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
+        self.frequency = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
+        # [max_num_seqs] each, on the host: what a batch needs
+        self.is_sampled_np = np.zeros(max_num_seqs, dtype=bool)
+        self.has_min_p_np = np.zeros(max_num_seqs, dtype=bool)
+        self.top_k_np = np.zeros(max_num_seqs, dtype=np.int64)
+        self.has_top_p_np = np.zeros(max_num_seqs, dtype=bool)
+        self.has_repetition_np = np.zeros(max_num_seqs, dtype=bool)
+        self.has_penalties_np = np.zeros(max_num_seqs, dtype=bool)
+        self.has_rules_np = np.zeros(max_num_seqs, dtype=bool)
+        self._rules: list[TokenRules | None] = [None] * max_num_seqs
+        # [max_num_seqs] each, on the host: likeliest ids beside the log-probability of a token; -1: not asked for
+        self.num_logprobs_np = np.full(max_num_seqs, -1)
+        self.num_prompt_logprobs_np = np.full(max_num_seqs, -1)
+        self.has_processed_logprobs_np = np.zeros(max_num_seqs, dtype=bool)
+        self.num_prompt_tokens_np = np.zeros(max_num_seqs, dtype=np.int64)
+
+    def add(self, row: int, sampling: RequestSampling) -> None:
+        """Take over a request's parameters. At temperature 0 the filters would change nothing and are off."""
+        params = sampling.params
+        is_sampled = params.temperature > 0
+        self.key[row] = sampling.key
+        self.num_prompt_tokens[row] = sampling.num_prompt_tokens
+        self.temperature[row] = params.temperature
+        self.min_p[row] = params.min_p if is_sampled else 0.0
+        self.top_k[row] = params.top_k if is_sampled else 0
+        self.top_p[row] = params.top_p if is_sampled else 1.0
+        self.repetition[row] = params.repetition_penalty
+        self.presence[row] = params.presence_penalty
+        self.frequency[row] = params.frequency_penalty
+        self._rules[row] = TokenRules.of(sampling, self.vocab_size, self.device)
+        self.is_sampled_np[row] = is_sampled
+        self.has_min_p_np[row] = is_sampled and params.min_p > 0
+        self.top_k_np[row] = params.top_k if is_sampled else 0
+        self.has_top_p_np[row] = is_sampled and params.top_p < 1
+        self.has_repetition_np[row] = params.repetition_penalty != 1
+        self.has_penalties_np[row] = bool(
+            params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
+        )
+        self.has_rules_np[row] = self._rules[row] is not None
+        self.num_logprobs_np[row] = -1 if params.logprobs is None else params.logprobs
+        self.num_prompt_logprobs_np[row] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
+        self.has_processed_logprobs_np[row] = params.processed_logprobs
+        self.num_prompt_tokens_np[row] = sampling.num_prompt_tokens
+
+    def is_any_logprob(self, batch_rows: Sequence[int]) -> bool:
+        return bool((self.num_logprobs_np[batch_rows] >= 0).any())
+
+    def is_any_prompt_logprob(self, batch_rows: Sequence[int]) -> bool:
+        return bool((self.num_prompt_logprobs_np[batch_rows] >= 0).any())
+
+    def is_any_sampled(self, batch_rows: Sequence[int]) -> bool:
+        return bool(self.is_sampled_np[batch_rows].any())
+
+    def rows(
+        self,
+        batch_rows: Sequence[int],
+        logits_start_loc: Sequence[int],
+        persistent_rows: torch.Tensor,
+        positions: torch.Tensor,
+        token_pool: torch.Tensor,
+    ) -> SamplingRows | None:
+        """Parameters of the logits rows of a batch; None when every request is greedy and asks for nothing.
+
+        batch_rows: persistent row of each request, on the host. logits_start_loc: [num_requests + 1], first logits row
+        of each request. persistent_rows: [num_logits] int64, of each logits row. positions: [num_logits] int64, of the
+        tokens to be sampled. token_pool: [max_num_seqs, width] int64, no narrower than any position.
+        """
+        is_sampled = self.is_any_sampled(batch_rows)
+        has_penalties, has_rules = self.has_penalties_np[batch_rows].any(), self.has_rules_np[batch_rows].any()
+        if not (is_sampled or has_penalties or has_rules):
+            return None
+        largest_top_k = int(self.top_k_np[batch_rows].max())
+        has_min_p, has_top_p = self.has_min_p_np[batch_rows].any(), self.has_top_p_np[batch_rows].any()
+        return SamplingRows(
+            keys=self.key[persistent_rows],
+            positions=positions,
+            temperature=self.temperature[persistent_rows] if is_sampled else None,
+            min_p=self.min_p[persistent_rows] if has_min_p else None,
+            top_k=self.top_k[persistent_rows] if largest_top_k else None,
+            largest_top_k=largest_top_k,
+            top_p=self.top_p[persistent_rows] if has_top_p else None,
+            penalties=self._penalties(batch_rows, persistent_rows, positions, token_pool) if has_penalties else None,
+            ruled=self._ruled(batch_rows, logits_start_loc, token_pool) if has_rules else (),
+        )
+
+    def _penalties(
+        self, batch_rows: Sequence[int], persistent_rows: torch.Tensor, positions: torch.Tensor, pool: torch.Tensor
+    ) -> PenaltyRows:
+        has_repetition = self.has_repetition_np[batch_rows].any()
+        return PenaltyRows(
+            repetition=self.repetition[persistent_rows] if has_repetition else None,
+            presence=self.presence[persistent_rows],
+            frequency=self.frequency[persistent_rows],
+            token_ids=pool[persistent_rows],
+            num_prompt_tokens=self.num_prompt_tokens[persistent_rows],
+            num_tokens=positions,
+        )
+
+    def _ruled(
+        self, batch_rows: Sequence[int], logits_start_loc: Sequence[int], pool: torch.Tensor
+    ) -> tuple[RuledRows, ...]:
+        found = []
+        for index, row in enumerate(batch_rows):
+            rules = self._rules[row]
+            start, stop = logits_start_loc[index], logits_start_loc[index + 1]
+            if rules is not None and start < stop:
+                found.append(RuledRows(rules, start, stop, pool[row]))
+        return tuple(found)
