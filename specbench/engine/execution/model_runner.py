@@ -178,7 +178,7 @@ class ModelRunner:
             block_tables=batch.block_tables[self.num_target_groups :],
             caches=self.caches,
             sampling=self._draft_sampling(output, batch, num_tokens),
-            admitted=[AdmittedRequest(new.row, new.token_ids, new.key) for new in output.new_requests],
+            admitted=[AdmittedRequest(new.row, new.token_ids, new.sampling.key) for new in output.new_requests],
         )
         self.proposer.propose(draft_batch)
         columns = draft_columns[:, None] + self.state.columns[: self.k]
