@@ -31,9 +31,10 @@ from specbench.record_columns import EngineStepColumns
 from specbench.recorded_drafts import AUTO, DRAFTS_FILE, recorded_in, write_drafts
 from specbench.records import EngineStep, OutputCheck, RunRecord
 from specbench.redaction import redact
+from specbench.reports.gates import gates_exit_code
 from specbench.reports.identities import broken_identities
-from specbench.reports.report_files import recompute
-from specbench.run_config import RunConfig
+from specbench.reports.report_files import Report, recompute
+from specbench.run_config import ReportConfig, RunConfig
 from specbench.run_directory import METRICS_FILE, REPORT_FILE, EventLog, Journal, RunDirectory
 
 FINGERPRINT_FILE = "fingerprint.json"
@@ -178,9 +179,10 @@ def execute(
         record.hardware["at_end"] = environment.state() | {"other_processes": watch.heavy()}
         record.status, record.error, record.finished_at = "finished", None, _now()
         directory.write_run(record)
-        metrics = recompute(directory.path).metrics
+        report = recompute(directory.path)
+    metrics = report.metrics
     terminal.print_closing_table(record, metrics, record.notices[len(plan.notices) :], directory.path / REPORT_FILE)
-    return Outcome("finished", _exit_code(metrics), directory.path, metrics)
+    return Outcome("finished", _exit_code(metrics) or _gates_exit_code(report), directory.path, metrics)
 
 
 def _with_drafts(plan: Plan, machinery: Machinery, directory: RunDirectory, clock: Callable[[], float]) -> EngineConfig:
@@ -371,6 +373,14 @@ def _exit_code(metrics: dict) -> int:
     return 1 if num_failed or is_wrong or broken else 0
 
 
+def _gates_exit_code(report: Report) -> int:
+    """3 where a gate of the run failed, 4 where one is undecided, and says which."""
+    for result in report.gates:
+        if result.exit_code:
+            terminal.say(f"specbench: {result.sentence}")
+    return gates_exit_code(report.gates)
+
+
 # ---- Resuming
 
 
@@ -478,7 +488,18 @@ def _skip_if_done(plan: Plan, path: Path, invocation: Invocation) -> Outcome | N
         else f"commit {record.commit[:12]}{' with changes' if record.is_dirty else ''}"
     )
     terminal.say(f"skipped {invocation.job_name}: finished at {record.finished_at}, {commit}")
-    return Outcome("skipped", 0, path, metrics, invocation.job_name)
+    return Outcome("skipped", _judge_again(path, plan.config.report), path, metrics, invocation.job_name)
+
+
+def _judge_again(path: Path, config: ReportConfig) -> int:
+    """The exit code of today's gates on a run that finished before; they are part of no fingerprint."""
+    if not config.gates and config.baseline is None:
+        return 0
+    directory = RunDirectory.open(path)
+    record = directory.read_run()
+    record.config["report"] |= {"gates": list(config.gates), "baseline": config.baseline}
+    directory.write_run(record)
+    return _gates_exit_code(recompute(path))
 
 
 def _move_aside(path: Path) -> None:

@@ -43,7 +43,8 @@ specbench: the instrument that proves a change to speculative decoding.
 
   specbench [-m] +model=NAME [spec=NAME] [eval=NAME] [KEY=VALUE ...]    one run; a sweep over a,b,c with -m
   specbench list [GROUP]                                the options of a group, and how to run each
-  specbench report DIR [--format FORMAT] [-o PATH]      everything again, from the event log of a run
+  specbench report DIR [--baseline DIR] [--format FORMAT] [-o PATH]
+                                                        everything again, from the event log of a run
   specbench compare BASE NEW... [--gate GATE]... [--format md|json] [-o FILE]
                                                         runs side by side, the first of them the base
   specbench score DIR eval.scorer=NAME                  score again, without running again
@@ -397,6 +398,7 @@ def _list_command(argv: list[str]) -> int:
 def _report_command(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("specbench report", description="Everything again, from the event log of a run.")
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--baseline", type=Path, metavar="DIR", help="a run to compare with")
     parser.add_argument("--format", choices=ALWAYS_WRITTEN + REPORT_FORMATS, default="md")
     parser.add_argument("-o", "--output", type=Path, help="a file; a folder for svg and png")
     parser.epilog = "Without -o: md, json and pr go to the terminal, the others into the run's directory."
@@ -404,7 +406,7 @@ def _report_command(argv: list[str]) -> int:
     from specbench.reports.report_files import TEXT_FORMATS, export, recompute, write_format
     from specbench.run_directory import RunDirectory
 
-    report, form = recompute(arguments.directory), arguments.format
+    report, form = recompute(arguments.directory, arguments.baseline), arguments.format
     if arguments.output is not None:
         written = export(report, form, arguments.output)
     elif form in TEXT_FORMATS:
@@ -447,10 +449,11 @@ def _compare_command(argv: list[str]) -> int:
     from specbench.reports.compare import compare_directories
     from specbench.reports.compare_data import comparison_data
     from specbench.reports.compare_sections import comparison_markdown
-    from specbench.reports.gates import gates_exit_code, judge_comparison, parse_gates
+    from specbench.reports.gates import check_paths, gates_exit_code, judge_comparison, parse_gates
 
     gates = parse_gates(arguments.gate, is_undecided_good=arguments.undecided == "pass")
     comparison = compare_directories(arguments.base, arguments.new)
+    check_paths(gates, comparison.runs)
     results = judge_comparison(gates, comparison)
     if arguments.format == "json":
         text = json.dumps(comparison_data(comparison, results), indent=2, ensure_ascii=False, allow_nan=False)

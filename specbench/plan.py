@@ -11,11 +11,11 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specbench import environment
+from specbench import __version__, environment
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.config import EngineConfig
@@ -28,8 +28,9 @@ from specbench.evals.task import Task, measured_requests
 from specbench.generate import GenerateRequest
 from specbench.model_choice import ModelChoice, choose_draft, choose_model
 from specbench.recorded_drafts import AUTO, check_drafts, drafts_sha256
-from specbench.records import ModelIdentity
+from specbench.records import ModelIdentity, RunRecord
 from specbench.run_config import CheckpointFacts, RunConfig, SpecConfig, resolve
+from specbench.run_directory import EventLog, RunDirectory
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 _KNOWN_HASHES: dict[tuple, str] = {}
@@ -95,6 +96,7 @@ class Plan:
 
 def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     """Find, read and check everything but the weights. UserError where anything doesn't fit."""
+    config = _with_whole_path(config)
     choice = choose_model(config.model)
     checkpoint = Checkpoint.open(choice.path)
     model_config = load_model_config(checkpoint)
@@ -150,7 +152,52 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
         tuple(notices),
     )
     plan.plan_caches()
+    _check_gates(plan)
     return plan
+
+
+def _with_whole_path(config: RunConfig) -> RunConfig:
+    """The baseline's path from the root: run.json is read from other places too."""
+    baseline = config.report.baseline
+    if baseline is None:
+        return config
+    return replace(config, report=replace(config.report, baseline=str(Path(baseline).resolve())))
+
+
+def _check_gates(plan: Plan) -> None:
+    """UserError for a gate that cannot be judged and for a baseline that cannot be read or did not finish."""
+    report = plan.config.report
+    if report.baseline is not None:
+        status = RunDirectory.open(Path(report.baseline)).read_run().status
+        if status != "finished":
+            raise UserError(
+                f"report.baseline: {report.baseline} is a run that has not finished ({status}); name another"
+            )
+    if report.gates:
+        from specbench.reports.gates import check_gates, parse_gates
+        from specbench.reports.metrics import compute_metrics
+
+        skeleton = compute_metrics(_record_to_be(plan), EventLog())
+        check_gates(parse_gates(report.gates), skeleton, has_baseline=report.baseline is not None)
+
+
+def _record_to_be(plan: Plan) -> RunRecord:
+    """As much of run.json as decides which figures there will be."""
+    model = ModelIdentity(plan.choice.requested, plan.choice.ran, None, None, None, plan.choice.packaged)
+    return RunRecord(
+        status="running",
+        config=plan.config.to_dict(),
+        command="",
+        version=__version__,
+        commit=None,
+        is_dirty=None,
+        hardware={},
+        packages={},
+        model=replace(model, num_modules=plan.num_modules),
+        data=plan.task.data,
+        acceptance_source="engine",
+        started_at="",
+    )
 
 
 def _check_block_size(block_size: int, specs: Iterable[CacheGroupSpec]) -> None:
@@ -276,6 +323,8 @@ def fingerprint(plan: Plan, model: ModelIdentity) -> dict[str, Any]:
     settings = plan.config.to_dict()
     for key in ("output_root", "dry_run", "strict"):
         del settings[key]
+    for key in ("gates", "baseline"):
+        del settings["report"][key]
     parts = {
         "config": _sha256(settings),
         "code": _sha256([environment.commit().commit, environment.source_sha256()]),
@@ -311,6 +360,9 @@ def describe(plan: Plan) -> str:
         f"memory      {_memory_line(plan)}",
         f"fallback    {'; '.join(_fallbacks(plan)) or 'none'}",
     ]
+    if config.report.gates:
+        against = f", against {config.report.baseline}" if config.report.baseline else ""
+        lines.append(f"gates       {len(config.report.gates)}{against}")
     lines += [f"resolved    {line}" for line in plan.differences]
     lines += [f"note        {line}" for line in plan.notices]
     return "\n".join(lines)

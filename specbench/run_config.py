@@ -180,6 +180,10 @@ class ReportConfig:
     plain_baseline_requests: Count | None
     #: What is written beside metrics.json and report.md, of REPORT_FORMATS.
     formats: tuple[str, ...]
+    #: Conditions such as "acceptance.acceptance_length >= 0.99 * baseline" that decide the exit code.
+    gates: tuple[str, ...]
+    #: Directory of the run that gates and report.md compare with.
+    baseline: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,7 @@ class RunConfig:
     sampling: SamplingConfig
     load: LoadConfig
     report: ReportConfig
-    #: Make any fallback an error. None: true in sweeps that don't name inkling_nano.
+    #: Make any fallback an error. None: true in sweeps and with gates, unless inkling_nano is named.
     strict: bool | None
     dry_run: bool
     #: Where run directories go.
@@ -267,7 +271,7 @@ def resolve(config: RunConfig, facts: CheckpointFacts, *, device: str, is_sweep:
         changes["report"]["plain_baseline_requests"] = BASELINE_REQUESTS_A_SLOT * config.load.concurrency * is_measured
     strict = config.strict
     if strict is None:
-        strict = is_sweep and config.model.name != "inkling_nano"
+        strict = (is_sweep or bool(config.report.gates)) and config.model.name != "inkling_nano"
     resolved = dataclasses.replace(
         config,
         strict=strict,

@@ -16,6 +16,7 @@ from specbench.reports.compare import Comparison, Pair
 from specbench.reports.compared_run import ComparedRun
 from specbench.reports.decomposition_section import decomposition_section
 from specbench.reports.figures import ACCEPTANCE_LENGTH, ACCURACY, OUTPUT_THROUGHPUT
+from specbench.reports.gate_section import gate_section
 from specbench.reports.gates import GateResult
 from specbench.reports.identities import broken_identities
 from specbench.reports.markdown import data_title, is_unfinished, model_title
@@ -75,22 +76,6 @@ def comparison_sections(comparison: Comparison, gates: Sequence[GateResult] = ()
         Section("Runs", (_run_table(runs),)),
     ]
     return [section for section in sections if section.blocks]
-
-
-def gate_section(gates: Sequence[GateResult]) -> Section:
-    """A row for each gate and run; without blocks where there are no gates."""
-    if not gates:
-        return Section("Gates", ())
-    rows = [
-        (
-            text_cell(one.gate.text),
-            text_cell(one.label),
-            text_cell(one.outcome.upper() if one.outcome != "pass" else "pass"),
-            text_cell(one.reason),
-        )
-        for one in gates
-    ]
-    return Section("Gates", (ReportTable("gates", "Gates", ("Gate", "Run", "Outcome", "Why"), tuple(rows), 4),))
 
 
 def verdict_lines(comparison: Comparison) -> list[str]:

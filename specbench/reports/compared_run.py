@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specbench.records import RunRecord, SampleRecord
 from specbench.reports.drafted_run import DraftedRun
-from specbench.reports.metrics import compute_metrics
+from specbench.reports.metrics import metrics_of
 from specbench.reports.step_columns import StepColumns, step_columns
 from specbench.run_directory import EventLog, RunDirectory
 
@@ -64,19 +64,20 @@ class ComparedRun:
 def load_run(directory: Path) -> ComparedRun:
     """Read a run directory; figures are computed anew from its event log. Nothing is written."""
     opened = RunDirectory.open(directory)
-    return compared_run(opened.read_run(), opened.read_event_log(), str(directory))
+    return run_of_log(opened.read_run(), opened.read_event_log(), str(directory))
 
 
-def compared_run(record: RunRecord, log: EventLog, directory: str) -> ComparedRun:
-    """A run from its records, labelled by its way of speculating."""
-    return ComparedRun(
-        label=record.config["spec"]["name"],
-        directory=directory,
-        record=record,
-        metrics=compute_metrics(record, log),
-        columns=step_columns(log.requests, log.verify_steps),
-        samples=log.samples,
-    )
+def run_of_log(record: RunRecord, log: EventLog, directory: str) -> ComparedRun:
+    """A run from its records."""
+    columns = step_columns(log.requests, log.verify_steps)
+    return compared_run(record, metrics_of(record, log, columns), columns, log.samples, directory)
+
+
+def compared_run(
+    record: RunRecord, metrics: dict, columns: StepColumns, samples: Sequence[SampleRecord], directory: str
+) -> ComparedRun:
+    """A run whose figures are known, labelled by its way of speculating."""
+    return ComparedRun(record.config["spec"]["name"], directory, record, metrics, columns, samples)
 
 
 def with_labels(runs: Sequence[ComparedRun]) -> list[ComparedRun]:

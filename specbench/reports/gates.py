@@ -23,7 +23,7 @@ import numpy as np
 from specbench.errors import UserError
 from specbench.reports.compare import Comparison, Pair
 from specbench.reports.compared_run import ComparedRun
-from specbench.reports.metric_path import number_at
+from specbench.reports.metric_path import check_path, number_at
 from specbench.reports.repeat_speed import num_repeats, speed_by_repeat
 from specbench.reports.sample_sums import SampleSums
 from specbench.reports.statistics import (
@@ -127,8 +127,23 @@ def parse_gates(texts: Iterable[str], *, is_undecided_good: bool = False) -> lis
     return [replace(gate, is_undecided_good=gate.is_undecided_good or is_undecided_good) for gate in gates]
 
 
+def check_gates(gates: Sequence[Gate], skeleton: dict, *, has_baseline: bool) -> None:
+    """UserError for a gate that cannot be judged, before a run starts. `skeleton`: the metrics of a run not begun."""
+    for gate in gates:
+        check_path(skeleton, gate.path)
+        if gate.factor is not None and not has_baseline:
+            raise UserError(f"report.gates: {gate.text!r} needs a run to compare with; say report.baseline=DIR")
+
+
+def check_paths(gates: Sequence[Gate], runs: Iterable[ComparedRun]) -> None:
+    """UserError where a gate names no figure of one of the runs."""
+    for run in runs:
+        for gate in gates:
+            number_at(run.metrics, gate.path)
+
+
 def judge_comparison(gates: Sequence[Gate], comparison: Comparison) -> list[GateResult]:
-    """Every gate on every new run."""
+    """Every gate on every new run. One that names no figure fails: a run that has ended must not be lost for it."""
     return [_judge(gate, pair.new, comparison.base, pair) for pair in comparison.pairs for gate in gates]
 
 
@@ -144,8 +159,11 @@ def gates_exit_code(results: Iterable[GateResult]) -> int:
 
 
 def _judge(gate: Gate, run: ComparedRun, base: ComparedRun | None, pair: Pair | None) -> GateResult:
-    value = number_at(run.metrics, gate.path)
-    baseline = None if gate.factor is None or base is None else number_at(base.metrics, gate.path)
+    try:
+        value = number_at(run.metrics, gate.path)
+        baseline = None if gate.factor is None or base is None else number_at(base.metrics, gate.path)
+    except UserError as error:
+        return GateResult(gate, run.label, None, None, None, "fail", str(error))
     bound = gate.bound(baseline)
 
     def result(outcome: Outcome, reason: str, interval: Interval | None = None) -> GateResult:

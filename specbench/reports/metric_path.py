@@ -1,6 +1,9 @@
 """Addresses inside metrics.json: `acceptance.per_position[0]`, `eval.accuracy`.
 
 Belongs here: reading the value at an address, and the addresses that there are. Does not belong here: what they mean.
+
+A name may hold dots and brackets, as those of `intervals` do: `intervals.acceptance.acceptance_length[0]` is the lower
+bound of that interval.
 """
 
 from __future__ import annotations
@@ -11,24 +14,33 @@ from collections.abc import Iterator
 
 from specbench.errors import UserError
 
-_STEP = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
+_INDEX = re.compile(r"\[(\d+)\](?:\.(?=.)|(?=\[)|$)")
+
+#: One bound of the interval of a figure.
+_INTERVAL = re.compile(r"intervals\.(.+)\[[01]\]")
+
+
+class _Unknown(Exception):
+    """There is no such address."""
+
+
+class _Open(Exception):
+    """The address leads into a mapping that has no names yet."""
 
 
 def metric_at(metrics: dict, path: str) -> object:
-    """The value at `path`; None behind the end of a list or below a null. UserError where there is no such path."""
-    value: object = metrics
-    for name, index in _steps(path):
-        if value is None:
-            return None
-        if index is not None:
-            if not isinstance(value, list):
-                raise _unknown(metrics, path)
-            value = value[index] if index < len(value) else None
-        elif isinstance(value, dict) and name in value:
-            value = value[name]
-        else:
-            raise _unknown(metrics, path)
-    return value
+    """The value at `path`; None behind the end of a list, below a null, and for an interval that a figure has not.
+
+    UserError where there is no such path.
+    """
+    try:
+        return _at(metrics, path)
+    except (_Unknown, _Open):
+        figure = _INTERVAL.fullmatch(path)
+        if figure is None:
+            raise _unknown(metrics, path) from None
+        metric_at(metrics, figure[1])
+        return None
 
 
 def number_at(metrics: dict, path: str) -> float | None:
@@ -40,6 +52,17 @@ def number_at(metrics: dict, path: str) -> float | None:
         hint = f"; inside it: {', '.join(inside[:6])}" if inside and inside != [path] else ""
         raise UserError(f"{path}: is {kind} in metrics.json{hint}")
     return value
+
+
+def check_path(skeleton: dict, path: str) -> None:
+    """UserError where `path` can be no number, judging by the metrics of a run that has not begun."""
+    try:
+        _at(skeleton, path)
+    except _Open:
+        return
+    except _Unknown:
+        raise _unknown(skeleton, path) from None
+    number_at(skeleton, path)
 
 
 def leaf_paths(metrics: object, prefix: str = "") -> Iterator[str]:
@@ -54,13 +77,28 @@ def leaf_paths(metrics: object, prefix: str = "") -> Iterator[str]:
         yield prefix
 
 
-def _steps(path: str) -> list[tuple[str, int | None]]:
-    """(name, None) or ("", index) for each step of the address."""
-    matches = list(_STEP.finditer(path))
-    written = "".join(("." if match[1] and match.start() else "") + match[0] for match in matches)
-    if written != path or not path:
-        raise UserError(f"{path!r}: not an address in metrics.json; write it like acceptance.per_position[0]")
-    return [(match[1] or "", None if match[2] is None else int(match[2])) for match in matches]
+def _at(value: object, rest: str) -> object:
+    """The value at `rest` below `value`."""
+    if not rest or value is None:
+        return value
+    if isinstance(value, list):
+        found = _INDEX.match(rest)
+        if found is None:
+            raise _Unknown
+        index = int(found[1])
+        return _at(value[index] if index < len(value) else None, rest[found.end() :])
+    if not isinstance(value, dict):
+        raise _Unknown
+    if not value:
+        raise _Open
+    names = [name for name in value if rest == name or rest.startswith((f"{name}.", f"{name}["))]
+    if not names:
+        raise _Unknown
+    name = max(names, key=len)
+    below = rest[len(name) :]
+    if below == ".":
+        raise _Unknown
+    return _at(value[name], below.removeprefix("."))
 
 
 def _unknown(metrics: dict, path: str) -> UserError:

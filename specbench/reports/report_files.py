@@ -7,20 +7,26 @@ Belongs here: which formats there are, what each file is called, where it goes. 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from specbench.errors import UserError
 from specbench.record_columns import EngineStepColumns
-from specbench.records import RunRecord
+from specbench.records import RunRecord, SampleRecord
+from specbench.reports.compare import Comparison, compare
+from specbench.reports.compare_sections import comparison_markdown
+from specbench.reports.compared_run import ComparedRun, compared_run, load_run
+from specbench.reports.gate_section import gate_section
+from specbench.reports.gates import GateResult, judge_comparison, judge_run, parse_gates
 from specbench.reports.html import report_html
 from specbench.reports.markdown import report_markdown
 from specbench.reports.metrics import metrics_of
 from specbench.reports.plot_style import Plot, png_bytes, svg_text
 from specbench.reports.plots import run_plots
 from specbench.reports.step_columns import StepColumns, step_columns
+from specbench.reports.table import section_markdown
 from specbench.run_directory import METRICS_FILE, REPORT_FILE, RunDirectory
 
 HTML_FILE = "report.html"
@@ -34,13 +40,44 @@ class Report:
     run: RunRecord
     columns: StepColumns
     engine_steps: EngineStepColumns
+    samples: Sequence[SampleRecord]
     metrics: dict
+    directory: Path
+    #: Of the run to compare with.
+    baseline: Path | None
 
     @classmethod
-    def of(cls, directory: RunDirectory) -> Report:
+    def of(cls, directory: RunDirectory, baseline: Path | None = None) -> Report:
+        """`baseline` stands for the one that the run itself names."""
         run, log = directory.read_run(), directory.read_event_log()
         columns = step_columns(log.requests, log.verify_steps)
-        return cls(run, columns, EngineStepColumns.of(log.engine_steps), metrics_of(run, log, columns))
+        named = run.config.get("report", {}).get("baseline")
+        return cls(
+            run=run,
+            columns=columns,
+            engine_steps=EngineStepColumns.of(log.engine_steps),
+            samples=log.samples,
+            metrics=metrics_of(run, log, columns),
+            directory=directory.path,
+            baseline=baseline or (None if named is None else Path(named)),
+        )
+
+    @cached_property
+    def comparison(self) -> Comparison | None:
+        """With the baseline; None without one."""
+        if self.baseline is None:
+            return None
+        return compare([load_run(self.baseline), self._compared])
+
+    @cached_property
+    def gates(self) -> list[GateResult]:
+        """The run's own gates, judged."""
+        gates = parse_gates(self.run.config.get("report", {}).get("gates", ()))
+        return judge_run(gates, self._compared) if self.comparison is None else judge_comparison(gates, self.comparison)
+
+    @property
+    def _compared(self) -> ComparedRun:
+        return compared_run(self.run, self.metrics, self.columns, self.samples, str(self.directory))
 
     @cached_property
     def plots(self) -> list[Plot]:
@@ -48,7 +85,13 @@ class Report:
 
     @cached_property
     def markdown(self) -> str:
-        return report_markdown(self.run, self.metrics)
+        """The report, its gates, and the comparison with the baseline."""
+        parts = [report_markdown(self.run, self.metrics)]
+        if self.gates:
+            parts.append(section_markdown(gate_section(self.gates)) + "\n")
+        if self.comparison is not None:
+            parts.append(comparison_markdown(self.comparison))
+        return "\n".join(parts)
 
     def files(self, form: str) -> dict[str, str | bytes]:
         """File name, below a folder where there are several -> content, in one of the FORMATS."""
@@ -89,10 +132,13 @@ TEXT_FORMATS = ("md", "json")
 FOLDER_FORMATS = ("svg", "png")
 
 
-def recompute(run_directory: Path) -> Report:
-    """The report of a run, anew from its event log alone, written in its directory in the formats that it asks for."""
+def recompute(run_directory: Path, baseline: Path | None = None) -> Report:
+    """The report of a run, anew from its event log alone, written in its directory in the formats that it asks for.
+
+    `baseline` is compared with in place of the run that it names itself.
+    """
     directory = RunDirectory.open(run_directory)
-    report = Report.of(directory)
+    report = Report.of(directory, baseline)
     for form in dict.fromkeys((*ALWAYS, *report.run.config.get("report", {}).get("formats", ()))):
         write_format(directory, report, form)
     return report

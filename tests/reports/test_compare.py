@@ -10,7 +10,7 @@ import pytest
 from specbench.records import DataIdentity, ModelIdentity, OutputCheck, RunRecord
 from specbench.reports.compare import Comparison, compare
 from specbench.reports.compare_sections import comparison_markdown, verdict_lines
-from specbench.reports.compared_run import ComparedRun, compared_run
+from specbench.reports.compared_run import ComparedRun, run_of_log
 from specbench.reports.side_by_side import benchmark_table, category_table, latency_table
 from specbench.reports.table import ReportTable
 from specbench.run_directory import EventLog
@@ -22,7 +22,7 @@ DATA = DataIdentity("nano_problems", "/d", None, "beef", True, 4)
 
 def run(log: EventLog, k: int | None = 4, **changes: object) -> ComparedRun:
     method = "none" if k is None else "mtp"
-    return compared_run(make_run(k, method, **changes), log, "runs/x")
+    return run_of_log(make_run(k, method, **changes), log, "runs/x")
 
 
 def cells(table: ReportTable | None) -> dict[str, list[str]]:
@@ -77,7 +77,7 @@ def test_three_runs_have_a_difference_each() -> None:
 def test_labels_name_the_setting_that_tells_runs_apart() -> None:
     log = log_of_accepted([(1,)], 4)
     records = [with_config(make_run(4), "spec", rejection_sample_method=method) for method in ("standard", "block")]
-    found = compare([compared_run(record, log, "runs/x") for record in records])
+    found = compare([run_of_log(record, log, "runs/x") for record in records])
     assert [one.label for one in found.runs] == [
         "mtp4 (rejection_sample_method standard)",
         "mtp4 (rejection_sample_method block)",
@@ -194,7 +194,7 @@ def test_another_scorer_leaves_answers_unpaired() -> None:
     log.samples = [make_sample(request.sample_id, 1.0) for request in log.requests]
     first = make_run(4)
     second = with_config(make_run(4), "eval", scorer="boxed")
-    found = compare([compared_run(record, log, "runs/x") for record in (first, second)])
+    found = compare([run_of_log(record, log, "runs/x") for record in (first, second)])
     assert "the scorers differ** (scorer official and boxed)" in verdict(found)
     assert "Answers that changed" not in comparison_markdown(found)
     assert found.pairs[0].texts is not None, "texts do not depend on who scores them"
@@ -221,7 +221,7 @@ def test_what_differs_is_listed_and_nothing_else() -> None:
     log = log_of_accepted([(1,)], 4)
     first = make_run(4)
     second = with_config(make_run(4, commit="def", is_dirty=True, packages={"torch": "2.12.0"}), "load", concurrency=16)
-    text = comparison_markdown(compare([compared_run(record, log, "runs/x") for record in (first, second)]))
+    text = comparison_markdown(compare([run_of_log(record, log, "runs/x") for record in (first, second)]))
     rows = text.split("## What differs\n")[1].split("\n## ")[0]
     names = [line.split("|")[1].strip() for line in rows.splitlines() if line.startswith("|")][2:]
     assert names == ["Setting load.concurrency", "specbench", "Package torch"]
@@ -314,12 +314,12 @@ def test_acceptance_does_not_depend_on_the_layout() -> None:
     first, second = make_run(4), with_config(make_run(4), "parallel", name="tp2", tensor_parallel_size=2)
     log = better_log(1, 0.5)
     turned = EventLog(list(reversed(log.requests)), list(log.verify_steps))
-    same = compare([compared_run(first, log, "a"), compared_run(second, turned, "b")])
+    same = compare([run_of_log(first, log, "a"), run_of_log(second, turned, "b")])
     assert f"Layouts: acceptance is **identical** in all {len(log.verify_steps)} steps" in verdict(same)
     steps = list(log.verify_steps)
     place = next(index for index, step in enumerate(steps) if step.step == 2 and step.num_accepted == 0)
     steps[place] = dataclasses.replace(steps[place], num_accepted=1)
-    other = compare([compared_run(first, log, "a"), compared_run(second, EventLog(log.requests, steps), "b")])
+    other = compare([run_of_log(first, log, "a"), run_of_log(second, EventLog(log.requests, steps), "b")])
     assert f"first at step 2 of sample {steps[place].request_id}" in verdict(other)
 
 
@@ -327,5 +327,5 @@ def test_layouts_are_not_checked_where_anything_else_differs() -> None:
     first = make_run(4)
     second = with_config(with_config(make_run(4), "parallel", tensor_parallel_size=2), "spec", trim_to_max_tokens=True)
     log = better_log(1, 0.5)
-    assert compare([compared_run(first, log, "a"), compared_run(second, log, "b")]).pairs[0].layout is None
-    assert compare([compared_run(first, log, "a"), compared_run(first, log, "b")]).pairs[0].layout is None
+    assert compare([run_of_log(first, log, "a"), run_of_log(second, log, "b")]).pairs[0].layout is None
+    assert compare([run_of_log(first, log, "a"), run_of_log(first, log, "b")]).pairs[0].layout is None

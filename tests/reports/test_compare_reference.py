@@ -10,7 +10,7 @@ import pytest
 
 from specbench.record_columns import VerifyStepColumns
 from specbench.reports.compare import Comparison, compare
-from specbench.reports.compared_run import ComparedRun, compared_run
+from specbench.reports.compared_run import ComparedRun, run_of_log
 from specbench.reports.side_by_side import benchmark_table, bucket_table, evaluation_table
 from specbench.reports.table import ReportTable
 from specbench.run_directory import EventLog
@@ -67,7 +67,7 @@ def reference(
 def run_of(column: Reference, **spec: object) -> ComparedRun:
     record = make_run(column.k)
     record.config["spec"] |= spec
-    return compared_run(record, reference_log(column), f"runs/mtp{column.k}")
+    return run_of_log(record, reference_log(column), f"runs/mtp{column.k}")
 
 
 def comparison(*columns: Reference) -> Comparison:
@@ -227,7 +227,7 @@ def evaluated(column: Reference, num_correct: dict[str, int], hits: tuple[int, i
         name = request.category or "all"
         log.samples.append(make_sample(request.request_id, float(left[name] > 0), category=request.category))
         left[name] -= 1
-    return compared_run(record, log, "runs/eval")
+    return run_of_log(record, log, "runs/eval")
 
 
 def evaluation_column(
@@ -307,7 +307,7 @@ def test_buckets_by_previous_step_side_by_side() -> None:
         1: pairs_log(1, {0: (4214, 70.43), 1: (20673, 85.66)}),
         8: pairs_log(8, dict(enumerate(zip(counts, percents, strict=True)))),
     }
-    found = compare([compared_run(make_run(k), log, f"runs/mtp{k}") for k, log in logs.items()])
+    found = compare([run_of_log(make_run(k), log, f"runs/mtp{k}") for k, log in logs.items()])
     table = bucket_table(found.runs, found.changes)
     assert table is not None
     by_label = cells(table)

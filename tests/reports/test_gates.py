@@ -9,8 +9,16 @@ import pytest
 from specbench.errors import UserError
 from specbench.records import DataIdentity, ModelIdentity
 from specbench.reports.compare import compare
-from specbench.reports.compared_run import ComparedRun, compared_run
-from specbench.reports.gates import GateResult, gates_exit_code, judge_comparison, judge_run, parse_gate, parse_gates
+from specbench.reports.compared_run import ComparedRun, run_of_log
+from specbench.reports.gates import (
+    GateResult,
+    check_paths,
+    gates_exit_code,
+    judge_comparison,
+    judge_run,
+    parse_gate,
+    parse_gates,
+)
 from specbench.run_directory import EventLog
 from tests.reports.event_logs import log_of_accepted, make_request, make_run, make_sample, make_step
 
@@ -18,7 +26,7 @@ LENGTH = "acceptance.acceptance_length"
 
 
 def run(log: EventLog, k: int | None = 4, **changes: object) -> ComparedRun:
-    return compared_run(make_run(k, "none" if k is None else "mtp", **changes), log, "runs/x")
+    return run_of_log(make_run(k, "none" if k is None else "mtp", **changes), log, "runs/x")
 
 
 def judged(gate: str, base: ComparedRun, new: ComparedRun) -> GateResult:
@@ -111,12 +119,26 @@ def test_an_unfinished_run_passes_no_gate() -> None:
         ("checks.identities.generated_tokens.holds", "a truth value"),
         ("eval.name", "not a number"),
         ("acceptance.drafts[0]", "no such path"),
-        ("acceptance..drafts", "not an address"),
+        ("acceptance..drafts", "no such path"),
+        ("acceptance.drafts.", "no such path"),
+        ("acceptance.per_position[0]x", "no such path"),
     ],
 )
 def test_a_path_that_is_no_figure_is_refused(path: str, hint: str) -> None:
+    one, gate = run(log_of_accepted([(4,)], 4)), parse_gate(f"{path} > 0")
     with pytest.raises(UserError, match=hint):
-        judge_run([parse_gate(f"{path} > 0")], run(log_of_accepted([(4,)], 4)))
+        check_paths([gate], [one])
+    (result,) = judge_run([gate], one)
+    assert result.outcome == "fail" and hint in result.reason
+
+
+def test_bounds_of_intervals_are_figures() -> None:
+    one = run(log_of_accepted(EVEN, 4))
+    low, high = one.metrics["intervals"][LENGTH]
+    gates = parse_gates([f"intervals.{LENGTH}[0] == {low!r}", f"intervals.{LENGTH}[1] > {high!r}"])
+    assert [result.outcome for result in judge_run(gates, one)] == ["pass", "fail"]
+    few = run(log_of_accepted([(4,)], 4))
+    assert judge_run(gates, few)[0].reason == "not measured"
 
 
 # ---- Against the baseline
