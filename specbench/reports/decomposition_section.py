@@ -32,11 +32,22 @@ def decomposition_sentence(decomposition: Decomposition) -> str:
             label for label, drafts in ((base, total.base_drafts), (new, total.new_drafts)) if not drafts
         )
         return f"Nothing to take apart: {lacking} has no draft whose request's previous step drafted too."
+    if _is_alike(decomposition):
+        return (
+            f"Position 0 is accepted at {percent(total.difference.new)} in {base} and in {new}, over drafts with a "
+            "previous step: the same in every sample, and behind the same steps."
+        )
     shares = f"{percent(total.difference.new)} in {new} against {percent(total.difference.base)} in {base}"
     head = f"Position 0 is accepted at {shares} ({points(total.difference.difference)}, {_said(total)})"
     parts = [f"{head}, over drafts with a previous step.", _mix_sentence(decomposition)]
     parts += [_unmatched_sentence(decomposition), _rate_sentence(decomposition), *_class_sentences(decomposition)]
     return " ".join(part for part in parts if part)
+
+
+def _is_alike(decomposition: Decomposition) -> bool:
+    """Whether no draw of samples shows any difference, as where a run is compared with itself."""
+    parts = (decomposition.total.difference, decomposition.mix, decomposition.rate)
+    return all(part is not None and part.interval == (0, 0) for part in parts)
 
 
 def _said(total: HistoryClass) -> str:

@@ -166,6 +166,15 @@ def test_fully_accepted_is_all_that_was_drafted():
     assert drafts == {"rejected last time": (20, 0), "fully accepted last time": (20, 20)}
 
 
+def test_a_run_against_itself_shows_no_difference_at_all():
+    base = bucket_run(MTP8, 8)
+    sentence = decomposition_sentence(decompose(base, replace(base, label="again")))
+    assert sentence == (
+        "Position 0 is accepted at 75.57% in mtp8 and in again, over drafts with a previous step: the same in every "
+        "sample, and behind the same steps."
+    )
+
+
 def test_few_samples_say_nothing_of_chance():
     one = decompose(bucket_run(MTP1, 1, num_samples=19), bucket_run(MTP8, 8, num_samples=19))
     assert one.rate.interval is one.total.difference.interval is one.total.is_visible is None
