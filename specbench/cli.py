@@ -400,7 +400,7 @@ def _report_command(argv: list[str]) -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("--baseline", type=Path, metavar="DIR", help="a run to compare with")
     parser.add_argument("--format", choices=ALWAYS_WRITTEN + REPORT_FORMATS, default="md")
-    parser.add_argument("-o", "--output", type=Path, help="a file; a folder for svg and png")
+    parser.add_argument("-o", "--output", type=Path, help="a file; a folder for csv, svg and png")
     parser.epilog = "Without -o: md, json and pr go to the terminal, the others into the run's directory."
     arguments = parser.parse_args(argv)
     from specbench.reports.report_files import TEXT_FORMATS, export, recompute, write_format

@@ -6,19 +6,22 @@ here: formulas.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from specbench.reports.acceptance import ratio
-from specbench.reports.markdown_table import markdown_table
-from specbench.reports.number_format import (
-    NOT_MEASURED,
-    count,
-    decimal,
-    decimal_range,
-    percent,
-    percent_of,
-    percent_range,
-    slash_joined,
+from specbench.reports.cells import (
+    EMPTY,
+    count_cell,
+    decimal_cell,
+    decimal_range_cell,
+    percent_cell,
+    percent_of_cell,
+    percent_range_cell,
+    slash_joined_cell,
 )
+from specbench.reports.number_format import NOT_MEASURED, count
 from specbench.reports.sample_sums import BELOW_K, WITH_PREVIOUS, category_path
+from specbench.reports.table import Cell, ReportTable, Section, text_cell
 
 TITLES = (
     "Acceptance",
@@ -41,61 +44,71 @@ INTERVAL_NOTE = (
 )
 
 
-def acceptance_sections(acceptance: dict, intervals: Intervals) -> list[str]:
-    """Headed sections in the order of the report. Categories come only where requests have one."""
+def acceptance_sections(acceptance: dict, intervals: Intervals) -> list[Section]:
+    """The sections in the order of the report. Categories come only where requests have one."""
     titles = TITLES if acceptance["by_category"] else TITLES[:-1]
     if not acceptance["drafts"]:
         reason = "speculation was off" if acceptance["drafts"] is None else "no step of this run had drafts"
-        return [f"## {title}\n\nNothing was drafted: {reason}." for title in titles]
-    bodies = (_pooled, _by_position, _by_previous, _histogram, _by_category)
-    return [f"## {title}\n\n{body(acceptance, intervals)}" for title, body in zip(titles, bodies, strict=False)]
+        return [Section(title, (f"Nothing was drafted: {reason}.",)) for title in titles]
+    bodies: tuple[_Body, ...] = (_pooled, _by_position, _by_previous, _histogram, _by_category)
+    return [Section(title, body(acceptance, intervals)) for title, body in zip(titles, bodies, strict=False)]
 
 
-def _pooled(acceptance: dict, intervals: Intervals) -> str:
+_Blocks = tuple[str | ReportTable, ...]
+_Body = Callable[[dict, Intervals], _Blocks]
+
+
+def _pooled(acceptance: dict, intervals: Intervals) -> _Blocks:
     rate, length, mean_length = (
         intervals.get(f"acceptance.{name}")
         for name in ("acceptance_rate", "acceptance_length", "per_request_mean_length")
     )
-    mean_of_requests = decimal(acceptance["per_request_mean_length"])
-    rows = [
-        ("Speculative tokens (k)", count(acceptance["num_speculative_tokens"]), ""),
-        ("Acceptance rate", percent(acceptance["acceptance_rate"]), percent_range(rate)),
-        ("Acceptance length", decimal(acceptance["acceptance_length"]), decimal_range(length)),
-        ("Acceptance length, mean of requests", mean_of_requests, decimal_range(mean_length)),
-        ("Drafts", count(acceptance["drafts"]), ""),
-        ("Draft tokens", count(acceptance["draft_tokens"]), ""),
-        ("Accepted tokens", count(acceptance["accepted_tokens"]), ""),
-    ]
-    note = (
+    rows = (
+        ("Speculative tokens (k)", count_cell(acceptance["num_speculative_tokens"]), EMPTY),
+        ("Acceptance rate", percent_cell(acceptance["acceptance_rate"]), percent_range_cell(rate)),
+        ("Acceptance length", decimal_cell(acceptance["acceptance_length"]), decimal_range_cell(length)),
+        (
+            "Acceptance length, mean of requests",
+            decimal_cell(acceptance["per_request_mean_length"]),
+            decimal_range_cell(mean_length),
+        ),
+        ("Drafts", count_cell(acceptance["drafts"]), EMPTY),
+        ("Draft tokens", count_cell(acceptance["draft_tokens"]), EMPTY),
+        ("Accepted tokens", count_cell(acceptance["accepted_tokens"]), EMPTY),
+    )
+    notes = (
         "Acceptance rate = accepted / draft tokens; acceptance length = 1 + accepted / drafts, with the bonus token; "
         "a step with nothing drafted is not a draft. Counts are as verified: a draft accepted behind a stop counts, "
-        "though its token is discarded."
+        "though its token is discarded.",
+        INTERVAL_NOTE,
     )
-    table = markdown_table(("Metric", "Value", INTERVAL), rows)
-    return "\n\n".join([table, note, INTERVAL_NOTE, _autocorrelation(acceptance)])
+    table = ReportTable("acceptance", "Over all drafts", ("Metric", "Value", INTERVAL), _labelled(rows), notes=notes)
+    return (table, _autocorrelation(acceptance))
 
 
-def _autocorrelation(acceptance: dict) -> str:
+def _labelled(rows: tuple[tuple, ...]) -> tuple[tuple[Cell, ...], ...]:
+    """Rows whose first entry is a text."""
+    return tuple((text_cell(row[0]), *row[1:]) for row in rows)
+
+
+def _autocorrelation(acceptance: dict) -> ReportTable:
     """Accepted counts of steps `lag` apart in one request, as a table of two rows."""
     pooled, within = acceptance["autocorrelation"], acceptance["autocorrelation_within_request"]
     header = ("Autocorrelation of accepted at lag", *(str(lag + 1) for lag in range(len(pooled))))
-    rows = [
-        ("pooled", *(decimal(one) for one in pooled)),
-        ("request means removed", *(decimal(one) for one in within)),
-    ]
-    return markdown_table(header, rows)
+    rows = (("pooled", *map(decimal_cell, pooled)), ("request means removed", *map(decimal_cell, within)))
+    return ReportTable("autocorrelation", "Autocorrelation", header, _labelled(rows))
 
 
-def _by_position(acceptance: dict, intervals: Intervals) -> str:
+def _by_position(acceptance: dict, intervals: Intervals) -> _Blocks:
     """Unconditional and given the previous position; the joined line is the form that pull requests use."""
-    rows = [
+    rows = tuple(
         (
-            f"Position {position}",
-            count(accepted),
-            percent(unconditional),
-            percent_range(intervals.get(f"acceptance.per_position[{position}]")),
-            percent(conditional),
-            percent_range(intervals.get(f"acceptance.per_position_conditional[{position}]")),
+            text_cell(f"Position {position}"),
+            count_cell(accepted),
+            percent_cell(unconditional),
+            percent_range_cell(intervals.get(f"acceptance.per_position[{position}]")),
+            percent_cell(conditional),
+            percent_range_cell(intervals.get(f"acceptance.per_position_conditional[{position}]")),
         )
         for position, (accepted, unconditional, conditional) in enumerate(
             zip(
@@ -105,54 +118,63 @@ def _by_position(acceptance: dict, intervals: Intervals) -> str:
                 strict=True,
             )
         )
-    ]
-    joined = [
-        ("Per-position acceptance (%)", slash_joined(acceptance["per_position"])),
-        ("Given the previous position (%)", slash_joined(acceptance["per_position_conditional"])),
-    ]
+    )
+    joined = (
+        ("Per-position acceptance (%)", slash_joined_cell(acceptance["per_position"])),
+        ("Given the previous position (%)", slash_joined_cell(acceptance["per_position_conditional"])),
+    )
     header = ("Position", "Accepted", "Of all drafts", INTERVAL, "Given the previous position", INTERVAL)
-    return "\n\n".join([markdown_table(header, rows), markdown_table(("Metric", "Value"), joined, num_text_columns=2)])
+    return (
+        ReportTable("acceptance_by_position", "By position", header, rows),
+        ReportTable("acceptance_by_position_joined", "In one line", ("Metric", "Value"), _labelled(joined), 2),
+    )
 
 
-def _by_previous(acceptance: dict, intervals: Intervals) -> str:
+def _by_previous(acceptance: dict, intervals: Intervals) -> _Blocks:
     """The split by what the request's previous step accepted, its totals, then the positions inside each bucket."""
     buckets = previous_rows(acceptance)
-    rows = [
+    rows = tuple(
         (
-            label,
-            count(bucket["drafts"]),
-            marked(_position_0(bucket), bucket["drafts"]),
-            percent_range(intervals.get(f"{bucket['path']}.per_position[0]")),
-            marked(decimal(bucket["acceptance_length"]), bucket["drafts"]),
+            text_cell(label),
+            count_cell(bucket["drafts"]),
+            marked(percent_cell(_position_0(bucket)), bucket["drafts"]),
+            percent_range_cell(intervals.get(f"{bucket['path']}.per_position[0]")),
+            marked(decimal_cell(bucket["acceptance_length"]), bucket["drafts"]),
         )
         for label, bucket in buckets
-    ]
+    )
     header = ("Accepted by the previous step", "Drafts", "Position 0", INTERVAL, "Acceptance length")
     note = '"All with a previous step" takes the drafts whose request\'s previous step drafted too.'
-    return "\n\n".join([markdown_table(header, rows), note, _heat_map(acceptance, buckets)])
+    title = "Position 0 and length"
+    return (
+        ReportTable("acceptance_given_previous", title, header, rows, notes=(note,)),
+        _heat_map(acceptance, buckets),
+    )
 
 
-def _heat_map(acceptance: dict, buckets: list[tuple[str, dict]]) -> str:
+def _heat_map(acceptance: dict, buckets: list[tuple[str, dict]]) -> ReportTable:
     """Rate at position i after the previous step accepted j, with the drafts that reached i in parentheses."""
     header = ("Given the previous position", *(f"Pos {i}" for i in range(acceptance["num_speculative_tokens"])))
-    rows = [(label, *_reached_cells(bucket)) for label, bucket in buckets]
+    rows = tuple((text_cell(label), *_reached_cells(bucket)) for label, bucket in buckets)
     note = (
         "In parentheses: the drafts that reached the position. The row of a chain that never broke should be flat or "
         "rising; the other rows start where text is hard, and rise. " + SMALL_COUNT_NOTE
     )
-    return f"{markdown_table(header, rows)}\n\n{note}"
+    title = "Every position given the one before it"
+    return ReportTable("acceptance_given_previous_by_position", title, header, rows, notes=(note,))
 
 
-def _reached_cells(bucket: dict) -> list[str]:
+def _reached_cells(bucket: dict) -> list[Cell]:
     pairs = zip(bucket["per_position_conditional"], bucket["reached_position"], strict=True)
     return [
-        f"{marked(percent(rate), reached)} ({count(reached)})" if reached else NOT_MEASURED for rate, reached in pairs
+        Cell(rate, f"{marked(percent_cell(rate), reached).text} ({count(reached)})" if reached else NOT_MEASURED)
+        for rate, reached in pairs
     ]
 
 
-def marked(text: str, drafts: int) -> str:
-    """`text` with a mark where few drafts are behind it."""
-    return f"{text}*" if drafts < MIN_DRAFTS_UNMARKED else text
+def marked(cell: Cell, drafts: int) -> Cell:
+    """`cell` with a mark where few drafts are behind it."""
+    return Cell(cell.value, f"{cell.text}*") if drafts < MIN_DRAFTS_UNMARKED else cell
 
 
 def previous_rows(acceptance: dict) -> list[tuple[str, dict]]:
@@ -200,20 +222,21 @@ def _merged(buckets: list[dict]) -> dict:
     }
 
 
-def _position_0(bucket: dict) -> str:
-    return percent(ratio(bucket["accepted_at_position"][0], bucket["drafts"]))
+def _position_0(bucket: dict) -> float | None:
+    return ratio(bucket["accepted_at_position"][0], bucket["drafts"])
 
 
-def _histogram(acceptance: dict, _intervals: Intervals) -> str:
+def _histogram(acceptance: dict, _intervals: Intervals) -> _Blocks:
     drafts = acceptance["drafts"]
-    rows = [
-        (str(accepted), count(steps), percent(ratio(steps, drafts)))
+    rows = tuple(
+        (text_cell(str(accepted)), count_cell(steps), percent_cell(ratio(steps, drafts)))
         for accepted, steps in enumerate(acceptance["accepted_histogram"])
-    ]
-    return markdown_table(("Accepted", "Steps", "Share"), rows)
+    )
+    title = "Steps by accepted drafts"
+    return (ReportTable("accepted_histogram", title, ("Accepted", "Steps", "Share"), rows),)
 
 
-def _by_category(acceptance: dict, intervals: Intervals) -> str:
+def _by_category(acceptance: dict, intervals: Intervals) -> _Blocks:
     header = (
         "Category",
         "Drafts",
@@ -223,16 +246,16 @@ def _by_category(acceptance: dict, intervals: Intervals) -> str:
         INTERVAL,
         "Per-position acceptance (%)",
     )
-    rows = [
+    rows = tuple(
         (
-            name,
-            count(entry["drafts"]),
-            percent_of(entry["accepted_tokens"], entry["draft_tokens"]),
-            percent_range(intervals.get(f"{category_path(name)}.acceptance_rate")),
-            marked(decimal(entry["acceptance_length"]), entry["drafts"]),
-            decimal_range(intervals.get(f"{category_path(name)}.acceptance_length")),
-            slash_joined(entry["per_position"]),
+            text_cell(name),
+            count_cell(entry["drafts"]),
+            percent_of_cell(entry["accepted_tokens"], entry["draft_tokens"]),
+            percent_range_cell(intervals.get(f"{category_path(name)}.acceptance_rate")),
+            marked(decimal_cell(entry["acceptance_length"]), entry["drafts"]),
+            decimal_range_cell(intervals.get(f"{category_path(name)}.acceptance_length")),
+            slash_joined_cell(entry["per_position"]),
         )
         for name, entry in acceptance["by_category"].items()
-    ]
-    return markdown_table(header, rows)
+    )
+    return (ReportTable("acceptance_by_category", "By category", header, rows),)

@@ -6,8 +6,8 @@ Belongs here: that section as text. Does not belong here: buckets and counts (co
 from __future__ import annotations
 
 from specbench.reports.acceptance_sections import SMALL_COUNT_NOTE, marked
-from specbench.reports.markdown_table import markdown_table
-from specbench.reports.number_format import count, decimal, percent, slash_joined
+from specbench.reports.cells import count_cell, decimal_cell, percent_cell, slash_joined_cell
+from specbench.reports.table import Cell, ReportTable, Section, text_cell
 
 _LABELS = {
     "by_output_position": "Output position",
@@ -17,28 +17,29 @@ _LABELS = {
 }
 
 
-def condition_section(acceptance: dict) -> str:
-    """One table over all conditions. "" where nothing was drafted: the sections before it say so."""
+def condition_sections(acceptance: dict) -> list[Section]:
+    """One table over all conditions; no section where nothing was drafted: those before it say so."""
     if not acceptance["drafts"]:
-        return ""
-    rows = [_row(label, bucket) for name, label in _LABELS.items() for bucket in acceptance[name]]
+        return []
+    rows = tuple(_row(label, bucket) for name, label in _LABELS.items() for bucket in acceptance[name])
     header = ("Condition", "Bucket", "Requests", "Drafts", "Rate", "Length", "Position 0", "Per-position (%)")
     note = (
         "Output position is that of the first token of a step, batch size the requests of the engine's step. Buckets "
         "hold different requests, so a trend may be theirs; empty buckets are left out. " + SMALL_COUNT_NOTE
     )
-    return "## Acceptance by condition\n\n" + markdown_table(header, rows, num_text_columns=2) + f"\n\n{note}"
+    title = "Acceptance by condition"
+    return [Section(title, (ReportTable("acceptance_by_condition", title, header, rows, 2, (note,)),))]
 
 
-def _row(label: str, bucket: dict) -> tuple[str, ...]:
+def _row(label: str, bucket: dict) -> tuple[Cell, ...]:
     drafts = bucket["drafts"]
     return (
-        label,
-        bucket["bucket"],
-        count(bucket["requests"]),
-        count(drafts),
-        marked(percent(bucket["acceptance_rate"]), drafts),
-        marked(decimal(bucket["acceptance_length"]), drafts),
-        marked(percent(bucket["per_position"][0]), drafts),
-        slash_joined(bucket["per_position"]),
+        text_cell(label),
+        text_cell(bucket["bucket"]),
+        count_cell(bucket["requests"]),
+        count_cell(drafts),
+        marked(percent_cell(bucket["acceptance_rate"]), drafts),
+        marked(decimal_cell(bucket["acceptance_length"]), drafts),
+        marked(percent_cell(bucket["per_position"][0]), drafts),
+        slash_joined_cell(bucket["per_position"]),
     )

@@ -42,9 +42,11 @@ def report_html(markdown: str, plots: Sequence[Plot]) -> str:
     sections = re.split(r"^(?=## )", markdown, flags=re.MULTILINE)
     titles = [section.partition("\n")[0].removeprefix("## ") for section in sections]
     body = []
-    for title, section in zip(titles, sections, strict=True):
+    for place, section in enumerate(sections):
         body.append(_html(section))
-        body += [_figure(plot) for plot in plots if plot.section == title]
+        # A report that goes on with a comparison has sections of one title twice: the first is the run's own.
+        if titles[place] not in titles[:place]:
+            body += [_figure(plot) for plot in plots if plot.section == titles[place]]
     body += [_figure(plot) for plot in plots if plot.section not in titles]
     title = escape(titles[0].removeprefix("# "))
     return (

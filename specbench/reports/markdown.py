@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from specbench.records import DataIdentity, ModelIdentity, RunRecord
 from specbench.reports.acceptance_sections import acceptance_sections
-from specbench.reports.condition_sections import condition_section
+from specbench.reports.cells import count_cell, decimal_cell, percent_of_cell
+from specbench.reports.condition_sections import condition_sections
 from specbench.reports.cost_section import cost_section
 from specbench.reports.health_section import health_section, health_sentence
 from specbench.reports.identities import broken_identities
 from specbench.reports.latency import MIN_REQUESTS_OF_P99
-from specbench.reports.markdown_table import markdown_table
 from specbench.reports.number_format import NOT_MEASURED, count, decimal, percent_of, percent_range
 from specbench.reports.output_check_text import check_differences, check_sentence
-from specbench.reports.table import section_markdown
+from specbench.reports.table import Cell, ReportTable, Section, section_markdown, text_cell
 
 LATENCY_LABELS = {
     "ttft_ms": "TTFT (ms)",
@@ -49,14 +49,26 @@ _IDENTITY_LABELS = {
 
 def report_markdown(run: RunRecord, metrics: dict) -> str:
     """The report of one run, from run.json and metrics.json."""
-    head = f"# {model_title(run.model)}\n\n{_subtitle(run)}"
-    health = section_markdown(health_section(metrics["health"]))
-    own = [_what_ran(run), _verdict(run, metrics), health, _accuracy(run, metrics), _speed(run, metrics)]
-    acceptance = metrics["acceptance"]
-    cost = section_markdown(cost_section(metrics["cost_model"]))
-    drafts = [*acceptance_sections(acceptance, metrics["intervals"]), condition_section(acceptance)]
-    sections = [head, *own, cost, *drafts]
-    return "\n\n".join(section for section in sections if section) + "\n"
+    return "\n\n".join([report_head(run), *map(section_markdown, report_sections(run, metrics))]) + "\n"
+
+
+def report_head(run: RunRecord) -> str:
+    """Title and what it is about."""
+    return f"# {model_title(run.model)}\n\n{run_title(run)}"
+
+
+def report_sections(run: RunRecord, metrics: dict) -> list[Section]:
+    """Every section in the order of the report."""
+    return [
+        _what_ran(run),
+        _verdict(run, metrics),
+        health_section(metrics["health"]),
+        _accuracy(run, metrics),
+        _speed(run, metrics),
+        cost_section(metrics["cost_model"]),
+        *acceptance_sections(metrics["acceptance"], metrics["intervals"]),
+        *condition_sections(metrics["acceptance"]),
+    ]
 
 
 def model_title(model: ModelIdentity) -> str:
@@ -77,11 +89,12 @@ def is_unfinished(run: RunRecord) -> bool:
     return run.status == "running"
 
 
-def _subtitle(run: RunRecord) -> str:
+def run_title(run: RunRecord) -> str:
+    """`mtp8 on gsm8k`"""
     return f"{run.config['spec']['name']} on {data_title(run.data, run.config['eval']['name'])}"
 
 
-def _what_ran(run: RunRecord) -> str:
+def _what_ran(run: RunRecord) -> Section:
     model, data = run.model, run.data
     code = f"{run.version}, commit {run.commit or NOT_MEASURED}{' with changes' if run.is_dirty else ''}"
     rows = [
@@ -99,7 +112,8 @@ def _what_ran(run: RunRecord) -> str:
         ("Started, finished", f"{run.started_at}, {run.finished_at or NOT_MEASURED}"),
         ("Acceptance source", run.acceptance_source),
     ]
-    return "## What ran\n\n" + markdown_table(("", "Value"), rows, num_text_columns=2)
+    cells = tuple((text_cell(label), text_cell(value)) for label, value in rows)
+    return Section("What ran", (ReportTable("what_ran", "What ran", ("", "Value"), cells, 2),))
 
 
 def _draft_model(draft: ModelIdentity | None) -> list[tuple[str, str]]:
@@ -123,22 +137,28 @@ def _flat(value: object) -> str:
     return str(value)
 
 
-def _verdict(run: RunRecord, metrics: dict) -> str:
-    lines = [*_status_lines(run, metrics), f"- Output check: {check_sentence(run.output_check)}"]
-    lines += [f"- {_requests_sentence(metrics['requests'])}", f"- {_identities_sentence(metrics)}"]
-    lines.append(f"- Health: {health_sentence(metrics['health'])}")
-    lines += [f"- Notice: {notice}" for notice in run.notices]
-    parts = ["## Verdict", "\n".join(lines), *check_differences(run.output_check), _identities_table(metrics)]
-    return "\n\n".join(parts)
+def _verdict(run: RunRecord, metrics: dict) -> Section:
+    lines = "\n".join(f"- {line}" for line in verdict_lines(run, metrics))
+    return Section("Verdict", (lines, *check_differences(run.output_check), _identities_table(metrics)))
+
+
+def verdict_lines(run: RunRecord, metrics: dict) -> list[str]:
+    """What a reader must know before any figure, a sentence each."""
+    return [
+        *_status_lines(run, metrics),
+        f"Output check: {check_sentence(run.output_check)}",
+        _requests_sentence(metrics["requests"]),
+        _identities_sentence(metrics),
+        f"Health: {health_sentence(metrics['health'])}",
+        *(f"Notice: {notice}" for notice in run.notices),
+    ]
 
 
 def _status_lines(run: RunRecord, metrics: dict) -> list[str]:
     if is_unfinished(run):
         done = count(metrics["requests"]["completed"])
-        return [
-            f"- **Unfinished**: the run is still going or was killed; these figures cover {done} completed requests."
-        ]
-    return [] if run.error is None else [f"- **Failed**: {run.error}"]
+        return [f"**Unfinished**: the run is still going or was killed; these figures cover {done} completed requests."]
+    return [] if run.error is None else [f"**Failed**: {run.error}"]
 
 
 def _requests_sentence(requests: dict) -> str:
@@ -156,90 +176,98 @@ def _identities_sentence(metrics: dict) -> str:
     return f"Identities of the counters: all {held} that apply hold"
 
 
-def _identities_table(metrics: dict) -> str:
+def _identities_table(metrics: dict) -> ReportTable:
     states = {True: "holds", False: "BROKEN", None: "does not apply"}
-    rows = [
-        (_IDENTITY_LABELS[name], _side(check["left"]), _side(check["right"]), states[check["holds"]])
+    rows = tuple(
+        (
+            text_cell(_IDENTITY_LABELS[name]),
+            Cell(check["left"], _side(check["left"])),
+            Cell(check["right"], _side(check["right"])),
+            Cell(check["holds"], states[check["holds"]]),
+        )
         for name, check in metrics["checks"]["identities"].items()
-    ]
-    return markdown_table(("Identity", "Left", "Right", "State"), rows)
+    )
+    return ReportTable("identities", "Identities of the counters", ("Identity", "Left", "Right", "State"), rows)
 
 
 def _side(value: float | None) -> str:
     return decimal(value, 6) if isinstance(value, float) else count(value)
 
 
-def _accuracy(run: RunRecord, metrics: dict) -> str:
+def _accuracy(run: RunRecord, metrics: dict) -> Section:
     accuracy = metrics["eval"]
-    title = f"## Accuracy\n\n{data_title(run.data, run.config['eval']['name'])}"
+    data = data_title(run.data, run.config["eval"]["name"])
     if accuracy["total"] is None:
-        return f"{title}\n\nNothing was scored."
+        return Section("Accuracy", (data, "Nothing was scored."))
     headline = (
         f"**{percent_of(accuracy['correct'], accuracy['total'])}** by the scorer `{accuracy['scorer']}`, "
         f"95% Wilson interval {percent_range(accuracy['interval'])}; failed requests and invalid answers are wrong."
     )
-    rows = [
-        ("Invalid (nothing extracted)", percent_of(accuracy["invalid"], accuracy["total"])),
-        ("Truncated (at the token limit)", percent_of(accuracy["truncated"], accuracy["total"])),
-    ]
-    shares = markdown_table(("Share of answers", "Value"), rows)
-    return "\n\n".join([title, headline, shares, _scorers(accuracy), *_dimensions(accuracy["by"])])
+    rows = (
+        (text_cell("Invalid (nothing extracted)"), percent_of_cell(accuracy["invalid"], accuracy["total"])),
+        (text_cell("Truncated (at the token limit)"), percent_of_cell(accuracy["truncated"], accuracy["total"])),
+    )
+    shares = ReportTable("answers", "Answers", ("Share of answers", "Value"), rows)
+    return Section("Accuracy", (data, headline, shares, _scorers(accuracy), *_dimensions(accuracy["by"])))
 
 
-def _scorers(accuracy: dict) -> str:
-    rows = [
+def _scorers(accuracy: dict) -> ReportTable:
+    rows = tuple(
         (
-            f"{name} (headline)" if name == accuracy["scorer"] else name,
-            percent_of(entry["correct"], entry["total"]),
-            percent_of(entry["invalid"], entry["total"]),
+            text_cell(f"{name} (headline)" if name == accuracy["scorer"] else name),
+            percent_of_cell(entry["correct"], entry["total"]),
+            percent_of_cell(entry["invalid"], entry["total"]),
         )
         for name, entry in accuracy["scorers"].items()
-    ]
-    return markdown_table(("Scorer", "Accuracy", "Invalid"), rows)
+    )
+    return ReportTable("scorers", "Scorers", ("Scorer", "Accuracy", "Invalid"), rows)
 
 
-def _dimensions(by: dict) -> list[str]:
+def _dimensions(by: dict) -> list[ReportTable]:
     return [
-        markdown_table(
+        ReportTable(
+            f"accuracy_by_{dimension}",
+            f"By {dimension}",
             (dimension.capitalize(), "Accuracy"),
-            [(value, percent_of(entry["correct"], entry["total"])) for value, entry in entries.items()],
+            tuple(
+                (text_cell(value), percent_of_cell(entry["correct"], entry["total"]))
+                for value, entry in entries.items()
+            ),
         )
         for dimension, entries in by.items()
     ]
 
 
-def _speed(run: RunRecord, metrics: dict) -> str:
+def _speed(run: RunRecord, metrics: dict) -> Section:
     """Speed figures, headed by the output check."""
-    throughput = metrics["throughput"]
-    rates = [(label, decimal(throughput[name])) for name, label in _THROUGHPUT_LABELS.items()]
-    cache = percent_of(metrics["cache"]["hit_tokens"], metrics["cache"]["query_tokens"])
-    parts = [
-        "## Speed",
-        f"Output check: {check_sentence(run.output_check)}",
-        markdown_table(("Metric", "Value"), [*rates, ("Prefix cache hit rate (tokens)", cache)]),
-        _latency_table(metrics),
-        *_footnote(metrics),
-    ]
-    return "\n\n".join(parts)
+    check = f"Output check: {check_sentence(run.output_check)}"
+    return Section("Speed", (check, _throughput_table(metrics), _latency_table(metrics)))
 
 
-def _latency_table(metrics: dict) -> str:
-    rows = []
-    for name, label in LATENCY_LABELS.items():
-        entry = metrics["latency"][name]
-        p99 = decimal(entry["p99"]) + ("*" if _is_p99_marked(metrics) and entry["n"] else "")
-        rows.append(
-            (label, count(entry["n"]), decimal(entry["mean"]), decimal(entry["p50"]), decimal(entry["p90"]), p99)
-        )
-    return markdown_table(("Latency", "n", "Mean", "P50", "P90", "P99"), rows)
+def _throughput_table(metrics: dict) -> ReportTable:
+    throughput, cache = metrics["throughput"], metrics["cache"]
+    rates = tuple((text_cell(label), decimal_cell(throughput[name])) for name, label in _THROUGHPUT_LABELS.items())
+    hits = (text_cell("Prefix cache hit rate (tokens)"), percent_of_cell(cache["hit_tokens"], cache["query_tokens"]))
+    return ReportTable("throughput", "Throughput", ("Metric", "Value"), (*rates, hits))
+
+
+def _latency_table(metrics: dict) -> ReportTable:
+    header = ("Latency", "n", "Mean", "P50", "P90", "P99")
+    rows = tuple(_latency_row(label, metrics["latency"][name], metrics) for name, label in LATENCY_LABELS.items())
+    notes: tuple[str, ...] = ()
+    if _is_p99_marked(metrics):
+        completed = count(metrics["requests"]["completed"])
+        notes = (f"\\* of {completed} requests, under {MIN_REQUESTS_OF_P99}: little more than the largest value.",)
+    return ReportTable("latency", "Latency", header, rows, notes=notes)
+
+
+def _latency_row(label: str, entry: dict, metrics: dict) -> tuple[Cell, ...]:
+    p99 = decimal_cell(entry["p99"])
+    if _is_p99_marked(metrics) and entry["n"]:
+        p99 = Cell(p99.value, p99.text + "*")
+    means = (decimal_cell(entry[name]) for name in ("mean", "p50", "p90"))
+    return (text_cell(label), count_cell(entry["n"]), *means, p99)
 
 
 def _is_p99_marked(metrics: dict) -> bool:
     return 0 < metrics["requests"]["completed"] < MIN_REQUESTS_OF_P99
-
-
-def _footnote(metrics: dict) -> list[str]:
-    if not _is_p99_marked(metrics):
-        return []
-    completed = count(metrics["requests"]["completed"])
-    return [f"\\* of {completed} requests, under {MIN_REQUESTS_OF_P99}: little more than the largest value."]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from specbench.records import OutputCheck
-from specbench.reports.markdown_table import markdown_table
 from specbench.reports.number_format import NOT_MEASURED, count
+from specbench.reports.table import Cell, ReportTable
 
 _NAMES = {
     "identical": "identical",
@@ -31,13 +31,14 @@ def check_sentence(check: OutputCheck | None) -> str:
     return "; ".join(parts)
 
 
-def check_differences(check: OutputCheck | None) -> list[str]:
+def check_differences(check: OutputCheck | None) -> list[ReportTable]:
     """The first differing tokens as one table; none where nothing differs."""
     if check is None or not check.differences:
         return []
     names = list(dict.fromkeys(name for difference in check.differences for name in difference))
-    rows = [[_cell(difference.get(name)) for name in names] for difference in check.differences]
-    return [markdown_table([name.replace("_", " ").capitalize() for name in names], rows)]
+    rows = tuple(tuple(_cell(difference.get(name)) for name in names) for difference in check.differences)
+    header = tuple(name.replace("_", " ").capitalize() for name in names)
+    return [ReportTable("output_differences", "First differing tokens", header, rows)]
 
 
 def _counts(check: OutputCheck) -> str:
@@ -47,7 +48,7 @@ def _counts(check: OutputCheck) -> str:
     )
 
 
-def _cell(value: object) -> str:
+def _cell(value: float | int | str | None) -> Cell:
     if value is None:
-        return NOT_MEASURED
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+        return Cell(None, NOT_MEASURED)
+    return Cell(value, f"{value:.3g}" if isinstance(value, float) else str(value))

@@ -16,21 +16,22 @@ from specbench.errors import UserError
 from specbench.record_columns import EngineStepColumns
 from specbench.records import RunRecord, SampleRecord
 from specbench.reports.compare import Comparison, compare
-from specbench.reports.compare_sections import comparison_markdown
+from specbench.reports.compare_sections import comparison_markdown, comparison_sections
 from specbench.reports.compared_run import ComparedRun, compared_run, load_run
 from specbench.reports.gate_section import gate_section
 from specbench.reports.gates import GateResult, judge_comparison, judge_run, parse_gates
 from specbench.reports.html import report_html
-from specbench.reports.markdown import report_markdown
+from specbench.reports.markdown import report_markdown, report_sections
 from specbench.reports.metrics import metrics_of
 from specbench.reports.plot_style import Plot, png_bytes, svg_text
 from specbench.reports.plots import run_plots
 from specbench.reports.step_columns import StepColumns, step_columns
-from specbench.reports.table import section_markdown
+from specbench.reports.table import section_markdown, table_csv, tables_of
 from specbench.run_directory import METRICS_FILE, REPORT_FILE, RunDirectory
 
 HTML_FILE = "report.html"
 PLOTS_FOLDER = "plots"
+TABLES_FOLDER = "tables"
 
 
 @dataclass(eq=False)
@@ -108,6 +109,17 @@ def _json_files(report: Report) -> dict[str, str | bytes]:
     return {METRICS_FILE: json.dumps(report.metrics, indent=2, ensure_ascii=False, allow_nan=False) + "\n"}
 
 
+def _csv_files(report: Report) -> dict[str, str | bytes]:
+    """A file for each table; those of the comparison with the baseline have it in their names."""
+    sections = report_sections(report.run, report.metrics)
+    if report.gates:
+        sections.append(gate_section(report.gates))
+    named = {table.name: table for table in tables_of(sections)}
+    if report.comparison is not None:
+        named |= {f"comparison_{table.name}": table for table in tables_of(comparison_sections(report.comparison))}
+    return {f"{TABLES_FOLDER}/{name}.csv": table_csv(table) for name, table in named.items()}
+
+
 def _svg_files(report: Report) -> dict[str, str | bytes]:
     return {f"{PLOTS_FOLDER}/{plot.name}.svg": svg_text(plot) for plot in report.plots}
 
@@ -121,6 +133,7 @@ FORMATS: dict[str, Callable[[Report], dict[str, str | bytes]]] = {
     "md": lambda report: {REPORT_FILE: report.markdown},
     "json": _json_files,
     "html": lambda report: {HTML_FILE: report_html(report.markdown, report.plots)},
+    "csv": _csv_files,
     "svg": _svg_files,
     "png": _png_files,
 }
@@ -129,7 +142,7 @@ ALWAYS = ("json", "md")
 #: Of one file that reads well on a terminal.
 TEXT_FORMATS = ("md", "json")
 #: Of several files.
-FOLDER_FORMATS = ("svg", "png")
+FOLDER_FORMATS = ("csv", "svg", "png")
 
 
 def recompute(run_directory: Path, baseline: Path | None = None) -> Report:
@@ -145,11 +158,12 @@ def recompute(run_directory: Path, baseline: Path | None = None) -> Report:
 
 
 def write_format(directory: RunDirectory, report: Report, form: str) -> list[Path]:
-    """Write the files of one format into the run's directory. Plots of an earlier report that are no more go."""
+    """Write the files of one format into the run's directory. Those of an earlier report that are no more go."""
     files = report.files(form)
     if form in FOLDER_FORMATS:
-        for path in (directory.path / PLOTS_FOLDER).glob(f"*.{form}"):
-            if f"{PLOTS_FOLDER}/{path.name}" not in files:
+        folder = TABLES_FOLDER if form == "csv" else PLOTS_FOLDER
+        for path in (directory.path / folder).glob(f"*.{form}"):
+            if f"{folder}/{path.name}" not in files:
                 path.unlink()
     for name, content in files.items():
         directory.write_file(name, content)

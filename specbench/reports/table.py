@@ -1,10 +1,13 @@
 """A table as data: what it says unrounded and how that is written, for whichever format comes last.
 
-Belongs here: the shape of a table and of a section, and their markdown. Does not belong here: what stands in one.
+Belongs here: the shape of a table and of a section, their markdown and CSV. Does not belong here: what stands in one.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from specbench.reports.markdown_table import markdown_table
@@ -67,3 +70,21 @@ def section_markdown(section: Section, level: int = 2) -> str:
             parts.append(f"**{block.title}**")
         parts.append(table_markdown(block))
     return "\n\n".join(parts)
+
+
+def tables_of(sections: Iterable[Section]) -> list[ReportTable]:
+    """Every table of the sections, in their order."""
+    return [block for section in sections for block in section.blocks if isinstance(block, ReportTable)]
+
+
+def table_csv(table: ReportTable) -> str:
+    """Unrounded values below a header whose names are all different; what was not measured is empty."""
+    names = [
+        f"{name} ({table.header[: column + 1].count(name)})" if name in table.header[:column] else name
+        for column, name in enumerate(table.header)
+    ]
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows([cell.value for cell in row] for row in table.rows)
+    return buffer.getvalue()

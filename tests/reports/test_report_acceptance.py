@@ -11,6 +11,7 @@ from specbench.reports.acceptance_sections import acceptance_sections, previous_
 from specbench.reports.metrics import compute_metrics
 from specbench.reports.number_format import decimal, percent
 from specbench.reports.step_columns import step_columns
+from specbench.reports.table import section_markdown
 from specbench.run_directory import EventLog
 from tests.reports.event_logs import log_of_accepted, make_request, make_run, make_step, simulate
 
@@ -118,11 +119,11 @@ def test_conditional_rates_within_the_unbroken_bucket():
     unbroken = acceptance["by_previous"][-1]
     assert unbroken["previous"] == 8
     assert [round(one, 3) for one in unbroken["per_position_conditional"]] == published
-    assert "8 (chain never broke)" in acceptance_sections(acceptance, {})[2]
+    assert "8 (chain never broke)" in section_markdown(acceptance_sections(acceptance, {})[2])
 
 
 def test_bucket_labels_and_totals_are_printed_like_the_investigation():
-    text = acceptance_sections(measure(bucket_log(MTP1_BUCKETS, 1), 1), {})[2]
+    text = section_markdown(acceptance_sections(measure(bucket_log(MTP1_BUCKETS, 1), 1), {})[2])
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "| 0 (draft rejected) | 4,214 | 70.43% | n/a | 1.70 |" in lines
     assert "| 1 (draft accepted) | 20,673 | 85.66% | n/a | 1.86 |" in lines
@@ -270,7 +271,7 @@ def test_speculation_off_is_not_measured_rather_than_zero():
     identities = metrics["checks"]["identities"]
     assert identities["generated_tokens"] == {"left": 4, "right": 4, "holds": True}
     assert identities["sum_of_positions"]["holds"] is None
-    for section in acceptance_sections(acceptance, {}):
+    for section in map(section_markdown, acceptance_sections(acceptance, {})):
         assert section.endswith("Nothing was drafted: speculation was off.")
 
 

@@ -6,9 +6,10 @@ import pytest
 
 from specbench.reports.acceptance import acceptance_metrics
 from specbench.reports.acceptance_sections import acceptance_sections, previous_rows
-from specbench.reports.condition_sections import condition_section
+from specbench.reports.condition_sections import condition_sections
 from specbench.reports.conditions import BUCKETS, condition_tables
 from specbench.reports.step_columns import step_columns
+from specbench.reports.table import section_markdown
 from specbench.run_directory import EventLog
 from tests.reports.event_logs import log_of_accepted, make_request, make_step, simulate
 
@@ -88,7 +89,7 @@ def test_nothing_drafted_has_no_buckets_and_no_section():
     found = tables(log, None)
     assert list(found.values()) == [[]] * 4
     columns = step_columns(log.requests, log.verify_steps)
-    assert condition_section(acceptance_metrics(columns, None) | found) == ""
+    assert condition_sections(acceptance_metrics(columns, None) | found) == []
 
 
 def test_section_prints_counts_and_marks_few():
@@ -98,7 +99,8 @@ def test_section_prints_counts_and_marks_few():
         for i in range(32)
     ]
     columns = step_columns(log.requests, log.verify_steps)
-    text = condition_section(acceptance_metrics(columns, 2) | condition_tables(columns, 2))
+    (section,) = condition_sections(acceptance_metrics(columns, 2) | condition_tables(columns, 2))
+    text = section_markdown(section)
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "| Batch size | 1 | 1 | 30 | 50.00% | 2.00 | 100.00% | 100.0 / 0.0 |" in lines
     assert "| Batch size | 2 | 1 | 2 | 100.00%* | 3.00* | 100.00%* | 100.0 / 100.0 |" in lines
@@ -113,7 +115,7 @@ def test_rows_together_have_rates_given_the_previous_position():
     assert together["reached_position"] == [4, 3]
     assert together["per_position_conditional"] == pytest.approx([3 / 4, 2 / 3])
     assert rows["all with a previous step"]["per_position_conditional"] == pytest.approx([4 / 5, 2 / 4])
-    text = acceptance_sections(acceptance, {})[2]
+    text = section_markdown(acceptance_sections(acceptance, {})[2])
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "| 0 to 1 together | 75.00%* (4) | 66.67%* (3) |" in lines
     assert "| 2 (chain never broke) | 100.00%* (1) | 0.00%* (1) |" in lines
@@ -121,7 +123,7 @@ def test_rows_together_have_rates_given_the_previous_position():
 
 
 def test_a_position_that_nothing_reached_is_not_measured():
-    text = acceptance_sections(acceptance_metrics(step_columns(*_rejected()), 2), {})[2]
+    text = section_markdown(acceptance_sections(acceptance_metrics(step_columns(*_rejected()), 2), {})[2])
     assert "| 0 (draft rejected) | 0.00%* (1) | n/a |" in [" ".join(line.split()) for line in text.splitlines()]
 
 

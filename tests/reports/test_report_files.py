@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 from html.parser import HTMLParser
 
@@ -106,6 +108,12 @@ def test_each_plot_has_a_section_of_its_name(report):
     assert {plot.section for plot in report.plots} <= titles
 
 
+def test_a_plot_stands_once_where_two_sections_have_its_title(report):
+    text = report_html("# T\n\n## Speed\n\nown\n\n# U\n\n## Speed\n\nboth\n", report.plots)
+    assert text.count("<svg") == len(report.plots)
+    assert text.index("own") < text.index(report.plots[-1].caption) < text.index("both")
+
+
 def test_what_a_model_said_is_text_not_html():
     text = report_html("# A <b>title</b>\n\n## S\n\n| a |\n| --- |\n| <script>x</script> & |\n", [])
     assert "<script" not in text and "<b>" not in text and "<title>A &lt;b&gt;title&lt;/b&gt;</title>" in text
@@ -123,3 +131,14 @@ def test_a_place_that_cannot_be_written_is_one_line(tmp_path, report):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot be written .*name another place with -o"):
         export(report, "md", tmp_path / "file" / "report.md")
+
+
+def test_every_table_of_the_report_is_a_csv_file_of_its_own(tmp_path, report):
+    written = export(report, "csv", tmp_path)
+    assert len(written) == len(re.findall(r"^\|[ :|-]+\|$", report.markdown, re.MULTILINE)) == len(set(written))
+    with (tmp_path / "acceptance_by_position.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    acceptance = report.metrics["acceptance"]
+    assert [float(row["Of all drafts"]) for row in rows] == acceptance["per_position"]
+    assert [int(row["Accepted"]) for row in rows] == acceptance["accepted_at_position"]
+    assert json.loads(rows[0]["95% interval"]) == report.metrics["intervals"]["acceptance.per_position[0]"]

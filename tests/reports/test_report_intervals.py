@@ -10,6 +10,7 @@ import pytest
 from specbench.reports.acceptance_sections import acceptance_sections
 from specbench.reports.metrics import compute_metrics
 from specbench.reports.sample_sums import BELOW_K, WITH_PREVIOUS
+from specbench.reports.table import section_markdown
 from tests.reports.event_logs import make_run, simulate
 from tests.reports.test_report_sample_sums import at_path
 
@@ -56,7 +57,7 @@ def test_without_speculation_there_is_none():
 
 
 def test_intervals_are_printed_beside_their_figures():
-    sections = acceptance_sections(METRICS["acceptance"], METRICS["intervals"])
+    sections = [*map(section_markdown, acceptance_sections(METRICS["acceptance"], METRICS["intervals"]))]
     interval = r"\d+\.\d\d% to \d+\.\d\d%"
     assert re.search(rf"\| Acceptance rate +\| +\d+\.\d\d% \| +{interval} \|", sections[0])
     assert re.search(r"\| Acceptance length +\| +\d\.\d\d \| +\d\.\d\d to \d\.\d\d \|", sections[0])

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from specbench.reports.table import Cell, ReportTable, Section, section_markdown, table_markdown, text_cell
+from specbench.reports.table import (
+    Cell,
+    ReportTable,
+    Section,
+    section_markdown,
+    table_csv,
+    table_markdown,
+    tables_of,
+    text_cell,
+)
 
 TABLE = ReportTable(
     "drafts", "Drafts", ("Metric", "base"), ((text_cell("Rate"), Cell(0.12345, "12.35")),), notes=("Of all drafts.",)
@@ -21,3 +30,17 @@ def test_only_a_section_of_several_tables_names_them():
 
 def test_no_text_is_not_measured():
     assert text_cell(None) == Cell(None, "n/a")
+
+
+def test_csv_has_unrounded_values_and_no_two_columns_of_one_name():
+    rows = (
+        (text_cell('a, "b"'), Cell(1 / 3, "33.33%"), Cell(None, "n/a")),
+        (text_cell("c"), Cell(7, "7*"), text_cell("x")),
+    )
+    table = ReportTable("t", "T", ("Name", "Rate", "Rate"), rows)
+    assert table_csv(table) == f'Name,Rate,Rate (2)\n"a, ""b""",{1 / 3!r},\nc,7,x\n'
+
+
+def test_tables_come_in_the_order_of_their_sections():
+    other = ReportTable("other", "Other", ("A",), ())
+    assert tables_of([Section("S", ("text", TABLE)), Section("R", (other,))]) == [TABLE, other]
