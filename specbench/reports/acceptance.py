@@ -85,42 +85,60 @@ class AcceptanceCounts:
         return [ratio(accepted, reached) for accepted, reached in pairs]
 
 
-def count_acceptance(
-    num_drafted: np.ndarray, num_accepted: np.ndarray, num_speculative_tokens: int
-) -> AcceptanceCounts:
-    """Count rows of num_drafted, num_accepted [num_rows]. Rows with nothing drafted are left out."""
-    groups = np.zeros(len(num_drafted), np.int64)
-    return count_by_group(groups, 1, num_drafted, num_accepted, num_speculative_tokens)[0]
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftCells:
+    """The drafts of some rows, each as its cell of the joint table: every count is a count of cells."""
 
+    #: k
+    num_speculative_tokens: int
+    #: [num_drafts] Index of each draft's row; a slice where every row drafted.
+    rows: np.ndarray | slice
+    #: [num_drafts] Index into the flattened joint table.
+    cell: np.ndarray
+    #: Of the joint table.
+    shape: tuple[int, int]
 
-def count_by_group(
-    group: np.ndarray, num_groups: int, num_drafted: np.ndarray, num_accepted: np.ndarray, num_speculative_tokens: int
-) -> list[AcceptanceCounts]:
-    """One count for each group 0..num_groups-1, given `group` [num_rows]. Rows outside those groups are left out."""
-    kept = (num_drafted > 0) & (group >= 0) & (group < num_groups)
-    group, num_drafted, num_accepted = group[kept], num_drafted[kept], num_accepted[kept]
-    num_columns = 1 + max(num_speculative_tokens, int(num_accepted.max(initial=0)))
-    num_rows = 1 + max(num_speculative_tokens, int(num_drafted.max(initial=0)))
-    cell = (group * num_rows + num_drafted) * num_columns + num_accepted
-    joint = np.bincount(cell, minlength=num_groups * num_rows * num_columns)
-    tables = joint.reshape(num_groups, num_rows, num_columns)
-    return [AcceptanceCounts(num_speculative_tokens, table) for table in tables]
+    @classmethod
+    def of(cls, num_drafted: np.ndarray, num_accepted: np.ndarray, num_speculative_tokens: int) -> DraftCells:
+        """Of rows that drafted and accepted so many, [num_rows] each. Rows with nothing drafted are left out."""
+        is_draft = num_drafted > 0
+        rows = slice(None) if is_draft.all() else np.flatnonzero(is_draft)
+        num_drafted, num_accepted = num_drafted[rows], num_accepted[rows]
+        num_columns = 1 + max(num_speculative_tokens, int(num_accepted.max(initial=0)))
+        num_rows = 1 + max(num_speculative_tokens, int(num_drafted.max(initial=0)))
+        return cls(num_speculative_tokens, rows, num_drafted * num_columns + num_accepted, (num_rows, num_columns))
+
+    def pooled(self) -> AcceptanceCounts:
+        """All drafts as one count."""
+        joint = np.bincount(self.cell, minlength=self.shape[0] * self.shape[1])
+        return AcceptanceCounts(self.num_speculative_tokens, joint.reshape(self.shape))
+
+    def by_group(self, group: np.ndarray, num_groups: int) -> list[AcceptanceCounts]:
+        """One count for each group 0..num_groups-1, given `group` [num_rows]. Rows outside those are left out."""
+        group, size = group[self.rows], self.shape[0] * self.shape[1]
+        is_inside = (group >= 0) & (group < num_groups)
+        cell = group * size + self.cell
+        joint = np.bincount(cell if is_inside.all() else cell[is_inside], minlength=num_groups * size)
+        tables = joint.reshape(num_groups, *self.shape)
+        return [AcceptanceCounts(self.num_speculative_tokens, table) for table in tables]
 
 
 def acceptance_metrics(columns: StepColumns, num_speculative_tokens: int | None) -> dict:
     """The `acceptance` block of metrics.json. Without `num_speculative_tokens` speculation was off."""
     if num_speculative_tokens is None:
         return _not_measured()
-    counts = count_acceptance(columns.num_drafted, columns.num_accepted, num_speculative_tokens)
+    cells = DraftCells.of(columns.num_drafted, columns.num_accepted, num_speculative_tokens)
+    counts = cells.pooled()
+    autocorrelation, within_request = autocorrelations(columns)
     return {
         "num_speculative_tokens": num_speculative_tokens,
         **pooled(counts),
         "accepted_histogram": counts.histogram,
-        "by_previous": _by_previous(columns, num_speculative_tokens),
+        "by_previous": _by_previous(columns, cells),
         "per_request_mean_length": per_request_mean_length(columns),
-        "autocorrelation": autocorrelation(columns, is_within_request=False),
-        "autocorrelation_within_request": autocorrelation(columns, is_within_request=True),
-        "by_category": _by_category(columns, num_speculative_tokens),
+        "autocorrelation": autocorrelation,
+        "autocorrelation_within_request": within_request,
+        "by_category": _by_category(columns, cells),
     }
 
 
@@ -141,75 +159,69 @@ def pooled(counts: AcceptanceCounts) -> dict:
 
 def per_request_mean_length(columns: StepColumns) -> float | None:
     """Mean over requests of 1 + accepted / drafts: each request weighs the same, whatever its length."""
-    is_draft = columns.is_draft
-    request = columns.request[is_draft]
-    drafts = np.bincount(request)
-    accepted = np.bincount(request, weights=columns.num_accepted[is_draft])
+    drafts, accepted = _by_request(columns)
     has_drafts = drafts > 0
     return float((1 + accepted[has_drafts] / drafts[has_drafts]).mean()) if has_drafts.any() else None
 
 
-def autocorrelation(columns: StepColumns, *, is_within_request: bool) -> list[float | None]:
-    """[8] Autocorrelation of num_accepted at lags 1..8, over pairs of drafts of one request that lie `lag` steps apart.
+def _by_request(columns: StepColumns) -> tuple[np.ndarray, np.ndarray]:
+    """(drafts, accepted drafts) of each request, [num_requests] each."""
+    num_requests = len(columns.requests)
+    accepted = np.where(columns.is_draft, columns.num_accepted, 0)
+    return (
+        np.bincount(columns.request, weights=columns.is_draft, minlength=num_requests),
+        np.bincount(columns.request, weights=accepted, minlength=num_requests),
+    )
 
-    mean over pairs of d_t d_(t+lag) / mean over drafts of d², with d = accepted - mean; the mean is that of all drafts,
-    or with `is_within_request` that of the request, which leaves out that some requests are easier than others.
+
+def autocorrelations(columns: StepColumns) -> tuple[list[float | None], list[float | None]]:
+    """Autocorrelation of num_accepted at lags 1..8, over pairs of drafts of one request that lie `lag` steps apart.
+
+    mean over pairs of d_t d_(t+lag) / mean over drafts of d², with d = accepted - mean. The mean is first that of all
+    drafts, then that of the request, which leaves out that some requests are easier than others.
     """
-    deviation = _deviation(columns, is_within_request)
-    spread = np.square(deviation[columns.is_draft]).sum()
-    if not spread > 0:
-        return [None for _ in AUTOCORRELATION_LAGS]
-    variance = float(spread / columns.is_draft.sum())
-    return [_lagged(columns, deviation, variance, lag) for lag in AUTOCORRELATION_LAGS]
-
-
-def _lagged(columns: StepColumns, deviation: np.ndarray, variance: float, lag: int) -> float | None:
-    is_pair = (
-        (columns.request[lag:] == columns.request[:-lag])
-        & (columns.step[lag:] == columns.step[:-lag] + lag)
-        & columns.is_draft[lag:]
-        & columns.is_draft[:-lag]
+    drafts, accepted = _by_request(columns)
+    means = (
+        np.full(len(drafts), accepted.sum() / max(drafts.sum(), 1)),
+        accepted / np.maximum(drafts, 1),
     )
-    mean_product = ratio((deviation[lag:] * deviation[:-lag])[is_pair].sum(), is_pair.sum())
-    return None if mean_product is None else mean_product / variance
+    # What is no draft deviates by nothing, so that it adds nothing to a sum of products.
+    deviations = [(columns.num_accepted - mean[columns.request]) * columns.is_draft for mean in means]
+    lagged = [_lagged(columns, deviations, lag) for lag in AUTOCORRELATION_LAGS]
+    spreads = [float(deviation @ deviation) / max(drafts.sum(), 1) for deviation in deviations]
+    pooled_ones, within = (
+        [None if one is None or not spread > 0 else one / spread for one in products]
+        for spread, products in zip(spreads, zip(*lagged, strict=True), strict=True)
+    )
+    return pooled_ones, within
 
 
-def _deviation(columns: StepColumns, is_within_request: bool) -> np.ndarray:
-    """[num_rows] num_accepted less its mean over drafts; what stands in rows that are no drafts is not used."""
-    group = columns.request if is_within_request else np.zeros_like(columns.request)
-    is_draft = columns.is_draft
-    num_groups = int(group.max(initial=-1)) + 1
-    count = np.bincount(group[is_draft], minlength=num_groups)
-    total = np.bincount(group[is_draft], weights=columns.num_accepted[is_draft], minlength=num_groups)
-    mean = total / np.maximum(count, 1)
-    return columns.num_accepted - mean[group]
+def _lagged(columns: StepColumns, deviations: list[np.ndarray], lag: int) -> list[float | None]:
+    """Mean product over the pairs at one lag, for each of `deviations`."""
+    is_pair = (columns.request[lag:] == columns.request[:-lag]) & (columns.step[lag:] - columns.step[:-lag] == lag)
+    num_pairs = int(np.count_nonzero(is_pair & columns.is_draft[lag:] & columns.is_draft[:-lag]))
+    return [ratio((one[lag:] * is_pair) @ one[:-lag], num_pairs) for one in deviations]
 
 
-def _by_previous(columns: StepColumns, num_speculative_tokens: int) -> list[dict]:
+def _by_previous(columns: StepColumns, cells: DraftCells) -> list[dict]:
     """A bucket for each value of `previous`: null (no previous row), -1 (it drafted nothing), 0..k."""
-    counts = count_by_group(
-        columns.previous - NO_PREVIOUS,
-        num_speculative_tokens + 1 - NO_PREVIOUS,
-        columns.num_drafted,
-        columns.num_accepted,
-        num_speculative_tokens,
-    )
+    counts = cells.by_group(columns.previous - NO_PREVIOUS, cells.num_speculative_tokens + 1 - NO_PREVIOUS)
     return [
         {"previous": None if index == 0 else index + NO_PREVIOUS, **pooled(bucket)}
         for index, bucket in enumerate(counts)
     ]
 
 
-def _by_category(columns: StepColumns, num_speculative_tokens: int) -> dict[str, dict]:
+def _by_category(columns: StepColumns, cells: DraftCells) -> dict[str, dict]:
     """The pooled figures of each category; empty where requests have none."""
     names = sorted({request.category for request in columns.requests if request.category is not None})
+    if not names:
+        return {}
     index_of = {name: index for index, name in enumerate(names)}
     of_request = np.array(
         [-1 if one.category is None else index_of[one.category] for one in columns.requests], np.int64
     )
-    counts = count_by_group(
-        of_request[columns.request], len(names), columns.num_drafted, columns.num_accepted, num_speculative_tokens
-    )
+    counts = cells.by_group(of_request[columns.request], len(names))
     return {name: pooled(count) for name, count in zip(names, counts, strict=True)}
 
 

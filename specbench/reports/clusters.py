@@ -75,25 +75,46 @@ def combination(terms: Sequence[tuple[float, SampleRatio]]) -> Estimate:
     return Estimate(float(value), _standard_error(influence, num_samples))
 
 
-def slope(x: np.ndarray, y: np.ndarray, group: np.ndarray, sample: np.ndarray) -> Estimate | None:
-    """Slope of y over x within groups: each group has its own mean. All arguments are [num_rows].
+@dataclass(frozen=True, slots=True, eq=False)
+class Moments:
+    """Sums over the rows of each unit (a request) that a slope of y over x is made of, [num_units] each."""
 
-    `group` and `sample` are indices, and rows of one group need not be of one sample. None where x does not vary.
+    count: np.ndarray
+    x: np.ndarray
+    y: np.ndarray
+    xx: np.ndarray
+    xy: np.ndarray
+
+    @classmethod
+    def of_runs(cls, x: np.ndarray, y: np.ndarray, start: np.ndarray) -> Moments:
+        """Of rows x, y [num_rows] in which unit i is the rows from start[i] to start[i + 1], each at least one row."""
+        count = np.diff(np.append(start, len(x)))
+        sums = [np.add.reduceat(values, start) for values in (x, y, x * x, x * y)]
+        return cls(count, *sums)
+
+    @classmethod
+    def of_units(cls, x: np.ndarray, y_sum: np.ndarray, count: np.ndarray) -> Moments:
+        """Of units whose rows have one x: x, the sum of y, and the number of rows, [num_units] each."""
+        return cls(count, count * x, y_sum, count * x * x, x * y_sum)
+
+
+def slope(moments: Moments, group: np.ndarray, sample: np.ndarray) -> Estimate | None:
+    """Slope of y over x within groups, each with its own mean: group and sample of each unit, [num_units] each.
+
+    None where x does not vary within any group.
     """
-    x, y = _less_group_mean(x, group), _less_group_mean(y, group)
-    spread = float(x @ x)
-    if not spread > 1e-9 * max(len(x), 1):
+    count = np.maximum(np.bincount(group, weights=moments.count), 1)
+    mean_x = (np.bincount(group, weights=moments.x) / count)[group]
+    mean_y = (np.bincount(group, weights=moments.y) / count)[group]
+    spread = moments.xx - 2 * mean_x * moments.x + moments.count * mean_x**2
+    product = moments.xy - mean_x * moments.y - mean_y * moments.x + moments.count * mean_x * mean_y
+    total = float(spread.sum())
+    if not total > 1e-9 * max(float(moments.xx.sum()), 1.0):
         return None
-    value = float(x @ y) / spread
-    influence = np.bincount(sample, weights=x * (y - value * x)) / spread
-    num_samples = int((np.bincount(sample) > 0).sum())
+    value = float(product.sum()) / total
+    influence = np.bincount(sample, weights=product - value * spread) / total
+    num_samples = int((np.bincount(sample, weights=moments.count) > 0).sum())
     return Estimate(value, _standard_error(influence, num_samples))
-
-
-def _less_group_mean(values: np.ndarray, group: np.ndarray) -> np.ndarray:
-    count = np.bincount(group)
-    total = np.bincount(group, weights=values)
-    return values - (total / np.maximum(count, 1))[group]
 
 
 def _standard_error(influence: np.ndarray, num_samples: int) -> float:

@@ -14,9 +14,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from specbench.reports.acceptance import count_by_group, pooled
+from specbench.reports.acceptance import DraftCells, pooled
 from specbench.reports.step_columns import StepColumns
 
+_LOOKUP_LIMIT = 1 << 20
 _POWERS = tuple(2.0**power for power in range(24))
 
 
@@ -29,7 +30,11 @@ class Buckets:
 
     def index(self, values: np.ndarray) -> np.ndarray:
         """[n] Bucket of each of `values` [n]; -1 below the first edge."""
-        return np.searchsorted(np.array(self.edges), values, side="right") - 1
+        edges = np.array(self.edges)
+        if len(values) < _LOOKUP_LIMIT or values.dtype.kind != "i" or values.max() > _LOOKUP_LIMIT or values.min() < 0:
+            return np.searchsorted(edges, values, side="right") - 1
+        # Millions of small whole numbers: the bucket of each number is found once.
+        return (np.searchsorted(edges, np.arange(values.max() + 1), side="right") - 1)[values]
 
 
 def _of_whole_numbers(edges: tuple[float, ...]) -> Buckets:
@@ -57,26 +62,27 @@ def condition_tables(columns: StepColumns, num_speculative_tokens: int | None) -
     """Condition -> its buckets: label, edges, requests, and the pooled figures. Empty when speculation was off."""
     if num_speculative_tokens is None:
         return {name: [] for name in BUCKETS}
-    values = _values(columns)
-    return {name: _table(buckets, values[name], columns, num_speculative_tokens) for name, buckets in BUCKETS.items()}
+    cells = DraftCells.of(columns.num_drafted, columns.num_accepted, num_speculative_tokens)
+    found = _buckets(columns)
+    return {name: _table(buckets, found[name], columns, cells) for name, buckets in BUCKETS.items()}
 
 
-def _values(columns: StepColumns) -> dict[str, np.ndarray]:
-    """Condition -> [num_rows] where the row stood."""
+def _buckets(columns: StepColumns) -> dict[str, np.ndarray]:
+    """Condition -> [num_rows] bucket of each row."""
     num_prompt_tokens = np.array([one.num_prompt_tokens for one in columns.requests], np.int64)
     num_cached = np.array([one.num_cached_prompt_tokens for one in columns.requests], np.int64)
     cached_fraction = num_cached / np.maximum(num_prompt_tokens, 1)
     return {
-        "by_output_position": columns.output_index,
-        "by_prompt_length": num_prompt_tokens[columns.request],
-        "by_cached_fraction": cached_fraction[columns.request],
-        "by_batch_size": columns.batch_size,
+        "by_output_position": BUCKETS["by_output_position"].index(columns.output_index),
+        "by_prompt_length": BUCKETS["by_prompt_length"].index(num_prompt_tokens)[columns.request],
+        "by_cached_fraction": BUCKETS["by_cached_fraction"].index(cached_fraction)[columns.request],
+        "by_batch_size": BUCKETS["by_batch_size"].index(columns.batch_size),
     }
 
 
-def _table(buckets: Buckets, values: np.ndarray, columns: StepColumns, num_speculative_tokens: int) -> list[dict]:
-    bucket, num_buckets = buckets.index(values), len(buckets.edges)
-    counts = count_by_group(bucket, num_buckets, columns.num_drafted, columns.num_accepted, num_speculative_tokens)
+def _table(buckets: Buckets, bucket: np.ndarray, columns: StepColumns, cells: DraftCells) -> list[dict]:
+    num_buckets = len(buckets.edges)
+    counts = cells.by_group(bucket, num_buckets)
     requests = _num_requests(bucket, num_buckets, columns)
     edges = (*buckets.edges, None)
     return [
@@ -94,7 +100,7 @@ def _table(buckets: Buckets, values: np.ndarray, columns: StepColumns, num_specu
 
 def _num_requests(bucket: np.ndarray, num_buckets: int, columns: StepColumns) -> np.ndarray:
     """[num_buckets] Distinct requests with a draft in each bucket."""
-    is_counted = columns.is_draft & (bucket >= 0)
-    is_present = np.zeros((num_buckets, len(columns.requests)), bool)
-    is_present[bucket[is_counted], columns.request[is_counted]] = True
-    return is_present.sum(axis=1)
+    is_present = np.zeros((num_buckets + 1, len(columns.requests)), bool)
+    # Rows that count nowhere mark a row of their own, the last one.
+    is_present[np.where(columns.is_draft, bucket, -1), columns.request] = True
+    return is_present[:-1].sum(axis=1)

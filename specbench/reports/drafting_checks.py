@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from specbench.reports.clusters import MIN_SAMPLES, Estimate, combination, slope
+from specbench.reports.clusters import MIN_SAMPLES, Estimate, Moments, combination, slope
 from specbench.reports.health_check import (
     ALARM_P_VALUE,
     ALARM_STANDARD_ERRORS,
     FAILED,
+    FULL,
     MIN_DRAFTS,
+    REJECTED,
     WARNING,
     Evidence,
     Finding,
@@ -55,14 +57,10 @@ def _too_few(evidence: Evidence) -> Finding | None:
     return None
 
 
-def _all_drafts(evidence: Evidence) -> SampleJoint:
-    return evidence.joint(evidence.columns.is_draft)
-
-
 def _near_zero(evidence: Evidence) -> Finding:
     if (too_few := _too_few(evidence)) is not None:
         return too_few
-    position_0 = _all_drafts(evidence).given_the_previous(0).estimate()
+    position_0 = evidence.all_drafts.given_the_previous(0).estimate()
     commonest = evidence.outputs.commonest_share
     upper = position_0.value + 2 * position_0.standard_error
     text = f"position 0 accepted {percent(position_0.value)}"
@@ -78,8 +76,8 @@ def _deeper(evidence: Evidence) -> Finding:
         return too_few
     if evidence.k < 2:
         return not_checked("one draft a step has no deeper position")
-    never_broken = evidence.joint(evidence.columns.previous == evidence.k)
-    found = [_weakest(joint, where) for joint, where in ((_all_drafts(evidence), "all drafts"),
+    never_broken = evidence.by_history[FULL]
+    found = [_weakest(joint, where) for joint, where in ((evidence.all_drafts, "all drafts"),
                                                          (never_broken, "chains that never broke"))]  # fmt: skip
     comparisons = [one for one in found if one is not None]
     if not comparisons:
@@ -116,7 +114,7 @@ def _first_only(evidence: Evidence) -> Finding:
         return too_few
     if evidence.k < 2:
         return not_checked("one draft a step has no deeper position")
-    joint = _all_drafts(evidence)
+    joint = evidence.all_drafts
     first, second = joint.given_the_previous(0), joint.given_the_previous(1)
     if second.total < MIN_DRAFTS:
         return not_checked(f"position 1 was reached by {second.total} drafts, fewer than {MIN_DRAFTS}")
@@ -137,9 +135,8 @@ def _first_only(evidence: Evidence) -> Finding:
 def _after_full_acceptance(evidence: Evidence) -> Finding:
     if (too_few := _too_few(evidence)) is not None:
         return too_few
-    previous = evidence.columns.previous
-    full = evidence.joint(previous == evidence.k).given_the_previous(0)
-    short = evidence.joint((previous >= 0) & (previous < evidence.k)).given_the_previous(0)
+    full = evidence.by_history[FULL].given_the_previous(0)
+    short = evidence.by_history[REJECTED].given_the_previous(0)
     if min(full.total, short.total) < MIN_DRAFTS:
         return not_checked(
             f"{count(full.total)} drafts after full acceptance and {count(short.total)} after a rejection: each side "
@@ -156,26 +153,31 @@ def _after_full_acceptance(evidence: Evidence) -> Finding:
 
 def _context(evidence: Evidence) -> Finding:
     """Within requests, so that long requests of another kind do not matter."""
+    if (too_few := _too_few(evidence)) is not None:
+        return too_few
     columns = evidence.columns
     lengths = np.array([request.num_prompt_tokens for request in columns.requests], np.int64)
-    context = lengths[columns.request] + columns.output_index
-    is_last = np.append(~columns.is_same_request, True)[: len(columns.request)]
     # Behind a stop there is nothing to draft: a request's last step says little of its context.
-    return _trend(evidence, np.log2(np.maximum(context, 1)), columns.request, ~is_last, "doubling of the context")
+    is_last = np.append(~columns.is_same_request, True)[: len(columns.request)]
+    rows = np.flatnonzero(columns.is_draft & ~is_last)
+    request = columns.request[rows]
+    if len(rows) == 0:
+        return not_checked("no request has two steps with drafts")
+    start = np.flatnonzero(np.append(True, request[1:] != request[:-1]))
+    context = np.log2(np.maximum(lengths[request] + columns.output_index[rows], 1))
+    moments = Moments.of_runs(context, columns.num_accepted[rows].astype(np.float64), start)
+    units = request[start]
+    return _trend(moments, units, evidence.sample_of_request[units], "doubling of the context")
 
 
 def _prompt_length(evidence: Evidence) -> Finding:
-    columns = evidence.columns
-    lengths = np.array([request.num_prompt_tokens for request in columns.requests], np.int64)
-    x = np.log2(np.maximum(lengths, 1))[columns.request]
-    return _trend(
-        evidence, x, evidence.category_of_request[columns.request], columns.is_draft, "doubling of the prompt"
-    )
+    lengths = np.array([request.num_prompt_tokens for request in evidence.columns.requests], np.int64)
+    return _trend_over_requests(evidence, np.log2(np.maximum(lengths, 1)), "doubling of the prompt")
 
 
 def _cached_fraction(evidence: Evidence) -> Finding:
-    columns = evidence.columns
-    fraction = np.array([one.num_cached_prompt_tokens / max(one.num_prompt_tokens, 1) for one in columns.requests])
+    requests = evidence.columns.requests
+    fraction = np.array([one.num_cached_prompt_tokens / max(one.num_prompt_tokens, 1) for one in requests])
     num_hits = int((fraction > 0).sum())
     if num_hits == 0:
         return not_checked("no prompt token was found in a prefix cache")
@@ -184,24 +186,23 @@ def _cached_fraction(evidence: Evidence) -> Finding:
             f"{num_hits} requests with cached prompt tokens and {len(fraction) - num_hits} without: each side needs "
             f"{MIN_SAMPLES}"
         )
-    x = fraction[columns.request]
-    return _trend(
-        evidence, x, evidence.category_of_request[columns.request], columns.is_draft, "prompt that is cached whole"
-    )
+    return _trend_over_requests(evidence, fraction, "prompt that is cached whole")
 
 
-def _trend(evidence: Evidence, x: np.ndarray, group: np.ndarray, is_counted: np.ndarray, unit: str) -> Finding:
-    """Accepted drafts a step over x within groups, as a share of their mean."""
+def _trend_over_requests(evidence: Evidence, x: np.ndarray, unit: str) -> Finding:
+    """Over an x of requests [num_requests], within categories."""
     if (too_few := _too_few(evidence)) is not None:
         return too_few
-    columns = evidence.columns
-    kept = is_counted & columns.is_draft
-    accepted = columns.num_accepted[kept].astype(np.float64)
-    mean = float(accepted.mean()) if len(accepted) else 0.0
-    sample = evidence.sample_of_request[columns.request[kept]]
-    estimate = slope(x[kept], accepted, group[kept], sample) if mean else None
+    moments = Moments.of_units(x, evidence.accepted_of_request, evidence.drafts_of_request)
+    return _trend(moments, evidence.category_of_request, evidence.sample_of_request, unit)
+
+
+def _trend(moments: Moments, group: np.ndarray, sample: np.ndarray, unit: str) -> Finding:
+    """Accepted drafts a step over x within groups, as a share of their mean."""
+    mean = float(moments.y.sum() / max(moments.count.sum(), 1))
+    estimate = slope(moments, group, sample) if mean else None
     if estimate is None:
-        return not_checked("nothing was accepted" if len(accepted) else "no request has two drafts")
+        return not_checked("there is no variation to see a trend in" if mean else "nothing was accepted")
     change = Estimate(estimate.value / mean, estimate.standard_error / mean)
     smallest_loss = LOSS_OF_TREND + ALARM_STANDARD_ERRORS * change.standard_error
     text = (

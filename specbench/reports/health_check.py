@@ -23,6 +23,8 @@ OK, WARNING, FAILED, NOT_CHECKED = "ok", "warning", "failed", "not_checked"
 ALARM_STANDARD_ERRORS = 4.0
 #: The same chance as a p value.
 ALARM_P_VALUE = 3.2e-5
+#: What the request's step before a draft did: accepted all k, accepted less, or was no draft (or there was none).
+FULL, REJECTED, NO_HISTORY = HISTORIES = ("full", "rejected", "no_history")
 #: Fewer drafts at a position say nothing of it.
 MIN_DRAFTS = 20
 
@@ -59,15 +61,32 @@ class Evidence:
     samples: Sequence[SampleRecord]
     #: [num_requests] Index of each request's sample.
     sample_of_request: np.ndarray
+    #: Drafts of each request, and the drafts accepted of them, [num_requests] each.
+    drafts_of_request: np.ndarray
+    accepted_of_request: np.ndarray
+    #: What the step before the draft accepted (a HISTORY) -> drafts counted by sample.
+    by_history: dict[str, SampleJoint]
     #: Output token ids, in the order of `samples`.
     outputs: TokenTable
 
     @classmethod
     def of(cls, run: RunRecord, columns: StepColumns, metrics: dict, samples: Sequence[SampleRecord]) -> Evidence:
-        ids = np.array([request.sample_id for request in columns.requests], dtype=object)
-        sample_of_request = np.unique(ids, return_inverse=True)[1] if len(ids) else np.zeros(0, np.int64)
-        outputs = pack_tokens(sample.output_token_ids for sample in samples)
-        return cls(run, columns, metrics, samples, sample_of_request, outputs)
+        index_of: dict[str, int] = {}
+        ids = (request.sample_id for request in columns.requests)
+        sample_of_request = np.array([index_of.setdefault(one, len(index_of)) for one in ids], np.int64)
+        k, num_requests = metrics["acceptance"]["num_speculative_tokens"] or 0, len(columns.requests)
+        accepted = np.where(columns.is_draft, columns.num_accepted, 0)
+        return cls(
+            run=run,
+            columns=columns,
+            metrics=metrics,
+            samples=samples,
+            sample_of_request=sample_of_request,
+            drafts_of_request=np.bincount(columns.request, weights=columns.is_draft, minlength=num_requests),
+            accepted_of_request=np.bincount(columns.request, weights=accepted, minlength=num_requests),
+            by_history=_by_history(columns, sample_of_request, k),
+            outputs=pack_tokens(sample.output_token_ids for sample in samples),
+        )
 
     @property
     def k(self) -> int:
@@ -93,17 +112,17 @@ class Evidence:
             return "speculation was off"
         return None if drafts >= MIN_DRAFTS else f"only {drafts} drafts, fewer than {MIN_DRAFTS}"
 
-    def joint(self, is_counted: np.ndarray) -> SampleJoint:
-        """Drafts among the rows `is_counted` [num_rows], counted by sample."""
-        columns = self.columns
-        # Rows that contradict themselves are for the identities to name; here they are left out.
-        is_sound = (columns.num_accepted >= 0) & (columns.num_accepted <= columns.num_drafted)
-        kept = is_counted & columns.is_draft & is_sound
-        drafted, accepted = columns.num_drafted[kept], columns.num_accepted[kept]
-        width = 1 + self.k
-        cell = (self.sample_of_request[columns.request[kept]] * width + drafted) * width + accepted
-        table = np.bincount(cell, minlength=self.num_samples * width * width)
-        return SampleJoint(table.reshape(self.num_samples, width, width))
+    @property
+    def all_drafts(self) -> SampleJoint:
+        return SampleJoint(np.sum([joint.steps for joint in self.by_history.values()], axis=0))
+
+    def ratio_of_requests(self, numerator: np.ndarray, denominator: np.ndarray) -> SampleRatio:
+        """A ratio of counts of requests, [num_requests] each, by sample."""
+        sample, num_samples = self.sample_of_request, self.num_samples
+        return SampleRatio(
+            np.bincount(sample, weights=numerator, minlength=num_samples),
+            np.bincount(sample, weights=denominator, minlength=num_samples),
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,11 +137,18 @@ class SampleJoint:
         reached = self.steps[:, position + 1 :, position:].sum(axis=(1, 2))
         return SampleRatio(self.steps[:, position + 1 :, position + 1 :].sum(axis=(1, 2)), reached)
 
-    @property
-    def accepted_per_draft(self) -> SampleRatio:
-        """Accepted tokens over drafts: acceptance length less the bonus token."""
-        accepted = self.steps.sum(axis=1) @ np.arange(self.steps.shape[2])
-        return SampleRatio(accepted, self.steps.sum(axis=(1, 2)))
+
+def _by_history(columns: StepColumns, sample_of_request: np.ndarray, k: int) -> dict[str, SampleJoint]:
+    """One pass over the rows. Those that contradict themselves are left out: the identities name them."""
+    num_samples, width = int(sample_of_request.max(initial=-1)) + 1, 1 + k
+    # k, anything less, neither
+    history = np.where(columns.previous == k, 0, np.where(columns.previous >= 0, 1, 2))
+    drafted, accepted = columns.num_drafted, columns.num_accepted
+    cell = ((history * num_samples + sample_of_request[columns.request]) * width + drafted) * width + accepted
+    is_sound = (drafted > 0) & (accepted >= 0) & (accepted <= drafted)
+    steps = np.bincount(cell[is_sound], minlength=len(HISTORIES) * num_samples * width * width)
+    tables = steps.reshape(len(HISTORIES), num_samples, width, width)
+    return {name: SampleJoint(table) for name, table in zip(HISTORIES, tables, strict=True)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,16 +71,14 @@ def request_spread(columns: StepColumns, category_of_request: np.ndarray) -> Req
 
 
 def _halves(columns: StepColumns) -> _Halves:
-    is_draft, num_requests = columns.is_draft, len(columns.requests)
-    request, accepted = columns.request[is_draft], columns.num_accepted[is_draft]
-    num_drafts = np.bincount(request, minlength=num_requests)
-    first_row = np.cumsum(num_drafts) - num_drafts
-    place = np.arange(len(request)) - first_row[request]
-    cell = (2 * place >= num_drafts[request]) * num_requests + request
-    shape = (2, num_requests)
+    is_draft = columns.is_draft
+    num_drafts = np.bincount(columns.request, weights=is_draft, minlength=len(columns.requests)).astype(np.int64)
+    accepted = np.append(0, np.cumsum(columns.num_accepted[is_draft]))  # before each draft, and after the last
+    end = np.cumsum(num_drafts)
+    start, middle = end - num_drafts, end - num_drafts // 2
     return _Halves(
-        np.bincount(cell, minlength=2 * num_requests).reshape(shape),
-        np.bincount(cell, weights=accepted, minlength=2 * num_requests).reshape(shape),
+        np.stack([middle - start, end - middle]),
+        np.stack([accepted[middle] - accepted[start], accepted[end] - accepted[middle]]).astype(np.float64),
     )
 
 

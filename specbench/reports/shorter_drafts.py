@@ -18,7 +18,7 @@ import numpy as np
 from specbench.reports.step_columns import StepColumns
 
 #: Tokens that are walked at most, of requests that lie evenly over the run.
-MAX_TOKENS = 4_000_000
+MAX_TOKENS = 1_000_000
 _SEED = 20_261_130
 #: Fewer drafts after full acceptance leave its rate to the deepest position's.
 _MIN_DRAFTS = 20

@@ -19,6 +19,9 @@ from specbench.record_columns import EngineStepColumns
 from specbench.records import EngineStep
 from specbench.reports.step_columns import StepColumns
 
+#: Numbers of engine steps may have gaps (steps of warm-up, of a resumed run), but not be arbitrary.
+_MAX_SPAN = 1000
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepCosts:
@@ -89,12 +92,12 @@ def step_costs(columns: StepColumns, engine_steps: Sequence[EngineStep], k: int)
 
 def _kept_tokens(engine_step: np.ndarray, columns: StepColumns) -> np.ndarray:
     """[num_steps] Tokens that the rows of each step emitted; NaN where engine steps have no numbers of their own."""
-    order = np.argsort(engine_step, kind="stable")
-    numbers = engine_step[order]
-    if (numbers[1:] == numbers[:-1]).any():
+    first, span = int(engine_step.min()), int(np.ptp(engine_step)) + 1
+    if len(np.unique(engine_step)) < len(engine_step) or span > _MAX_SPAN * len(engine_step):
         return np.full(len(engine_step), np.nan)
-    place = np.minimum(np.searchsorted(numbers, columns.engine_step), len(numbers) - 1)
-    is_known = numbers[place] == columns.engine_step
-    kept = np.zeros(len(engine_step))
-    kept[order] = np.bincount(place[is_known], weights=columns.num_emitted[is_known], minlength=len(engine_step))
-    return kept
+    place_of = np.full(span + 1, len(engine_step))  # a number that no step has falls behind the last
+    place_of[engine_step - first] = np.arange(len(engine_step))
+    number = columns.engine_step - first
+    place = place_of[np.where((number >= 0) & (number < span), number, span)]
+    kept = np.bincount(place, weights=columns.num_emitted, minlength=len(engine_step) + 1)
+    return kept[: len(engine_step)]

@@ -63,7 +63,7 @@ def _accepted(evidence: Evidence, chosen: np.ndarray) -> SampleRatio:
     """Accepted tokens over drafts of the requests of the `chosen` entries of evidence.samples, by sample."""
     keys = {(one.sample_id, one.turn, one.repeat) for one in (evidence.samples[index] for index in chosen)}
     is_chosen = np.array([(one.sample_id, one.turn, one.repeat) in keys for one in evidence.columns.requests], bool)
-    return evidence.joint(is_chosen[evidence.columns.request]).accepted_per_draft
+    return evidence.ratio_of_requests(evidence.accepted_of_request * is_chosen, evidence.drafts_of_request * is_chosen)
 
 
 def _real_text(evidence: Evidence) -> Finding:

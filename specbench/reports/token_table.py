@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MAX_TOKENS = 2_000_000
+MAX_TOKENS = 1_000_000
 #: Odd multiplier of the rolling hash; sums wrap at 2^64, so two different n-grams collide once in 10^19 pairs or so.
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 

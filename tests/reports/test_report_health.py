@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specbench.records import DataIdentity, OutputCheck, RunRecord, SampleRecord
-from specbench.reports.clusters import MIN_SAMPLES, SampleRatio, combination, slope
+from specbench.reports.clusters import MIN_SAMPLES, Moments, SampleRatio, combination, slope
 from specbench.reports.diagnosis import CHECKS
 from specbench.reports.health_section import health_section, health_sentence
 from specbench.reports.metrics import compute_metrics
@@ -343,7 +343,8 @@ def test_standard_errors_cover_simulated_ratios_and_slopes():
         x = rng.normal(size=len(sample))
         y = 1.0 + 0.5 * x + rng.normal(size=60)[sample] + rng.normal(size=len(sample))
         mean = SampleRatio(np.bincount(sample, weights=y), np.bincount(sample)).estimate()
-        trend = slope(x, y, np.zeros(len(sample), np.int64), sample)
+        start = np.flatnonzero(np.append(True, sample[1:] != sample[:-1]))
+        trend = slope(Moments.of_runs(x, y, start), np.zeros(60, np.int64), np.arange(60))
         hits += [abs(mean.standard_errors_from(1.0)) < 1.96, abs(trend.standard_errors_from(0.5)) < 1.96]
     assert (hits / 300 > 0.9).all()
     assert (hits / 300 < 0.985).all()
@@ -352,9 +353,13 @@ def test_standard_errors_cover_simulated_ratios_and_slopes():
 def test_slope_by_hand():
     # Two groups with means of their own; within each, y rises by 2 for each x.
     x, y = np.array([0.0, 1.0, 5.0, 7.0]), np.array([10.0, 12.0, 1.0, 5.0])
-    group = np.array([0, 0, 1, 1])
-    assert slope(x, y, group, group).value == pytest.approx(2.0)
-    assert slope(np.array([3.0, 3.0, 7.0, 7.0]), y, group, group) is None
+    start, group = np.array([0, 2]), np.array([0, 1])
+    assert slope(Moments.of_runs(x, y, start), group, group).value == pytest.approx(2.0)
+    assert slope(Moments.of_runs(np.array([3.0, 3.0, 7.0, 7.0]), y, start), group, group) is None
+    # Three units with one x each, in one group: y of 1, 2 and 6 a row, weighted by 1, 1 and 2 rows.
+    units = Moments.of_units(np.array([0.0, 1.0, 3.0]), np.array([1.0, 2.0, 12.0]), np.array([1, 1, 2]))
+    expected = np.polyfit([0, 1, 3, 3], [1, 2, 6, 6], 1)[0]
+    assert slope(units, np.zeros(3, np.int64), np.arange(3)).value == pytest.approx(expected)
 
 
 def test_repeated_ngrams_against_a_slow_count():
