@@ -23,7 +23,6 @@ from specbench.reports.figures import (
     Figure,
     as_percent,
     benchmark_figures,
-    hundredths,
     latency_figures,
     position_figure,
 )
@@ -132,12 +131,10 @@ def bucket_figure(path: str, accepted: str) -> Figure:
 
 def category_figure(category: str) -> Figure:
     """Acceptance length of one category."""
-    return Figure(
-        f"Acceptance length, {category}",
-        f"{category_path(category)}.acceptance_length",
-        hundredths,
-        "drafts",
-        better="higher",
+    return replace(
+        ACCEPTANCE_LENGTH,
+        label=f"Acceptance length, {category}",
+        path=f"{category_path(category)}.acceptance_length",
     )
 
 
@@ -230,15 +227,14 @@ def _tested_accuracy(answers: PairedAnswers | None) -> list[Change]:
 
 
 def _tested_speed(base: ComparedRun, new: ComparedRun) -> list[Change]:
-    """Speed figures over repeats; none where a run has fewer than three, or was resumed."""
+    """The speed figures of the benchmark over repeats; none where a run has fewer than three, or was resumed."""
     if min(num_repeats(base), num_repeats(new)) < MIN_REPEATS:
         return []
     if base.record.num_segments > 1 or new.record.num_segments > 1:
         return []
     first, second = speed_by_repeat(base), speed_by_repeat(new)
-    figures = [figure for figure in [*benchmark_figures(0), *latency_figures()] if figure.kind == "speed"]
     tested = []
-    for figure in dict.fromkeys(figures):
+    for figure in (one for one in benchmark_figures(0) if one.kind == "speed"):
         before, after = _measured(first, figure), _measured(second, figure)
         if len(before) == len(first) and len(after) == len(second):
             difference = paired_repeat_difference(before, after)

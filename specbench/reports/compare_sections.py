@@ -123,7 +123,9 @@ def _pair_lines(base: ComparedRun, pair: Pair, is_named: bool) -> list[str]:
         lines += [
             _drafts_line(base, pair),
             _position_0_line(pair),
-            None if pair.same_token is None else f"Same tokens: {same_token_sentence(pair.same_token)}",
+            None
+            if pair.same_token is None
+            else f"Same tokens: {same_token_sentence(pair.same_token).removesuffix('.')}",
             _change_line("Accuracy", changes[ACCURACY.path], pair),
             _speed_line(base, pair, changes[OUTPUT_THROUGHPUT.path]),
         ]
@@ -154,8 +156,8 @@ def _drafts_line(base: ComparedRun, pair: Pair) -> str | None:
     if pair.changes.equal_k:
         return line
     return (
-        f"{line}. k is {k[0]} and {k[1]}: rate, positions, draft tokens and ITL per step are of other steps, so none "
-        "of those is better or worse"
+        f"{line}. k is {k[0]} and {k[1]}: acceptance and ITL per step are of other steps, so none of them is better or "
+        "worse"
     )
 
 
@@ -166,10 +168,11 @@ def _position_0_line(pair: Pair) -> str | None:
         return None
     total = found.total.difference
     seen = {True: "visible", False: "no difference visible", None: "too few samples to say"}[found.rate.is_visible]
+    selection = "" if found.is_same_k else "; with another k, text of other difficulty is behind it too"
     return (
         f"Position 0 behind a step with drafts: {percent(total.base)} to {percent(total.new)}, of which "
         f"{points(found.mix.value)} come from what the drafts follow, and {points(found.rate.value)} remain within "
-        f"matched history ({seen})"
+        f"matched history ({seen}{selection})"
     )
 
 
@@ -239,15 +242,15 @@ def _flips(comparison: Comparison) -> list[ReportTable]:
     for pair in comparison.pairs:
         if pair.changes.answers is None:
             continue
-        flips = pair.changes.answers.flips
-        p_text = "by swapping" if flips.p_value is None else p_value(flips.p_value)
+        flips, p = pair.changes.answers.flips, pair.changes.by_path[ACCURACY.path].p_value
+        test = "swapping samples" if flips.p_value is None else "exact McNemar"
         counts = (flips.compared, flips.only_base, flips.only_new)
         rows.append(
-            (text_cell(pair.new.label), *(Cell(one, count(one)) for one in counts), Cell(flips.p_value, p_text))
+            (text_cell(pair.new.label), *(Cell(one, count(one)) for one in counts), Cell(p, f"{p_value(p)} ({test})"))
         )
     if not rows:
         return []
-    header = ("Run", "Answers compared", "Right in the base only", "Right in this run only", "p (exact McNemar)")
+    header = ("Run", "Answers compared", "Right in the base only", "Right in this run only", "p")
     note = "Failed requests and invalid answers are wrong."
     return [ReportTable("flips", "Answers that changed", header, tuple(rows), notes=(note,))]
 

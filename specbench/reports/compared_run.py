@@ -18,6 +18,8 @@ from specbench.run_directory import EventLog, RunDirectory
 
 #: Settings that are named in a label before others, if they tell runs apart.
 _TELLING = ("spec.rejection_sample_method", "spec.faults", "cache.prefix_caching", "load.concurrency")
+#: Settings whose values speak for themselves.
+_TOLD_BY_VALUE = ("spec.rejection_sample_method",)
 #: Settings that change nothing that is measured.
 SILENT_SETTINGS = ("output_root", "dry_run", "strict", "report.gates", "report.baseline")
 
@@ -105,13 +107,13 @@ def flatten(value: object, prefix: str = "") -> dict[str, object]:
 
 
 def _telling(run: ComparedRun, runs: Sequence[ComparedRun]) -> str | None:
-    """The value of the first setting in which runs of this label differ; None where none does."""
+    """The first setting, of those that all runs of this label have, in which they differ; None where none does."""
     same = [other.settings for other in runs if other.label == run.label]
-    keys = [*_TELLING, *sorted(same[0])]
-    for key in keys:
-        values = {str(settings.get(key)) for settings in same}
-        if len(values) > 1:
-            return f"{key.rpartition('.')[2]} {_written(run.settings.get(key))}"
+    shared = set.intersection(*map(set, same))
+    for key in [*_TELLING, *sorted(shared)]:
+        if key in shared and len({str(settings[key]) for settings in same}) > 1:
+            value = _written(run.settings[key])
+            return value if key in _TOLD_BY_VALUE else f"{key.rpartition('.')[2]} {value}"
     return None
 
 

@@ -90,7 +90,7 @@ class Figure:
             return NOT_MEASURED
         if self.is_fraction:
             return f"{_signed(100 * difference, 2)} pts"
-        return _signed(difference, 0 if float(difference).is_integer() and abs(difference) >= 100 else 3)
+        return _signed(difference, 2 if self.kind == "speed" else 3)
 
 
 def benchmark_figures(num_positions: int) -> list[Figure]:
@@ -152,7 +152,7 @@ _SPEED = (
         for statistic in ("p50", "p99")
     ),
 )
-#: With another k fewer drafts of more tokens are made, so neither rate nor count is like for like.
+#: With another k drafts are fewer and of more tokens: equal drafters differ in all of these.
 _DRAFTS = (
     Figure(
         "Acceptance rate (%)",
@@ -163,7 +163,9 @@ _DRAFTS = (
         better="higher",
         needs_equal_k=True,
     ),
-    Figure("Acceptance length", "acceptance.acceptance_length", hundredths, "drafts", better="higher"),
+    Figure(
+        "Acceptance length", "acceptance.acceptance_length", hundredths, "drafts", better="higher", needs_equal_k=True
+    ),
     Figure("Draft tokens", "acceptance.draft_tokens", grouped, "drafts"),
     Figure("Accepted tokens", "acceptance.accepted_tokens", grouped, "drafts"),
 )

@@ -90,10 +90,10 @@ def text_sentence(texts: TextComparison) -> str:
     if texts.compared == 0:
         return "Texts: **nothing to compare**"
     if texts.identical == texts.compared:
-        parts = [f"Texts: **identical**, token by token, in all {count(texts.compared)} samples compared"]
+        parts = [f"Texts: **identical**, token by token, in all {count(texts.compared)} outputs compared"]
     else:
         differing = count(len(texts.differences))
-        parts = [f"Texts: **different** in {differing} of {count(texts.compared)} samples compared token by token"]
+        parts = [f"Texts: **different** in {differing} of {count(texts.compared)} outputs compared token by token"]
     unseen = {
         "failed in either run": texts.failed,
         "only in the base run": texts.only_base,

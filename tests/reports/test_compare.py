@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import re
 
+import numpy as np
 import pytest
 
 from specbench.records import DataIdentity, ModelIdentity, OutputCheck, RunRecord
 from specbench.reports.compare import Comparison, compare
 from specbench.reports.compare_sections import comparison_markdown, verdict_lines
-from specbench.reports.compared_run import ComparedRun, run_of_log
+from specbench.reports.compared_run import ComparedRun, compared_run, run_of_log
+from specbench.reports.metrics import metrics_of
 from specbench.reports.side_by_side import benchmark_table, category_table, latency_table
 from specbench.reports.table import ReportTable
 from specbench.run_directory import EventLog
 from tests.reports.event_logs import log_of_accepted, make_request, make_run, make_sample, make_step, simulate
+from tests.reports.simulated_runs import draft_hits, drafted_run
 
 MODEL = ModelIdentity("inkling", "inkling-nano", "/m", None, "f00d", True, 5_800_000, 8)
 DATA = DataIdentity("nano_problems", "/d", None, "beef", True, 4)
@@ -76,12 +79,17 @@ def test_three_runs_have_a_difference_each() -> None:
 
 def test_labels_name_the_setting_that_tells_runs_apart() -> None:
     log = log_of_accepted([(1,)], 4)
-    records = [with_config(make_run(4), "spec", rejection_sample_method=method) for method in ("standard", "block")]
-    found = compare([run_of_log(record, log, "runs/x") for record in records])
-    assert [one.label for one in found.runs] == [
-        "mtp4 (rejection_sample_method standard)",
-        "mtp4 (rejection_sample_method block)",
-    ]
+
+    def labels(group: str, key: str, *values: object) -> list[str]:
+        records = [with_config(make_run(4), group, **{key: value}) for value in values]
+        return [one.label for one in compare([run_of_log(record, log, "runs/x") for record in records]).runs]
+
+    assert labels("spec", "rejection_sample_method", "standard", "block") == ["mtp4 (standard)", "mtp4 (block)"]
+    assert labels("load", "concurrency", 8, 16) == ["mtp4 (concurrency 8)", "mtp4 (concurrency 16)"]
+    assert labels("spec", "faults", [], ["a", "b"]) == ["mtp4 (faults none)", "mtp4 (faults a, b)"]
+    assert labels("report", "gates", [], ["a >= 1"]) == ["mtp4 #1", "mtp4 #2"], "gates change nothing that is measured"
+    lacking = [run_of_log(make_run(4), log, "a"), run_of_log(with_config(make_run(4), "load", concurrency=8), log, "b")]
+    assert [one.label for one in compare(lacking).runs] == ["mtp4 #1", "mtp4 #2"], "an older run has no such setting"
 
 
 def better_log(seed: int, acceptance: float) -> EventLog:
@@ -119,13 +127,13 @@ def test_under_twenty_samples_nothing_is_tested() -> None:
     assert benchmark(more)["Acceptance length"][-1] == "+400.0% (better)"
 
 
-def test_with_another_k_only_the_length_has_a_direction() -> None:
+def test_with_another_k_no_figure_of_drafts_has_a_direction() -> None:
     rows = [(4, 0, 2), (1, 1, 1)] * 20
     found = compare([run(log_of_accepted([(1, 0, 1)] * 40, 1), k=1), run(log_of_accepted(rows, 4))])
     table = benchmark(found)
     marked = {label for label, row in table.items() if "(" in row[-1]}
-    assert marked == {"Acceptance length"}
-    assert "k is 1 and 4" in verdict(found)
+    assert marked == set()
+    assert "k is 1 and 4" in verdict(found) and ": **different**" in verdict(found)
 
 
 # ---- Speed
@@ -151,7 +159,8 @@ def test_single_runs_show_no_interval_of_speed() -> None:
 
 def test_three_repeats_give_speed_an_interval_and_a_mark() -> None:
     found = compare([run(timed(1.0, 3)), run(timed(2.0, 3))])
-    assert cells(latency_table(found.runs, found.changes))["Mean E2EL (ms)"][-1] == "+99.0% (worse)"
+    assert benchmark(found)["Median E2EL (ms)"][-1] == "+99.0% (worse)"
+    assert cells(latency_table(found.runs, found.changes))["Median E2EL (ms)"][-1] == "+99.0% (worse)"
     assert "-1.5" in verdict(found) and "95% interval" in verdict(found)
 
 
@@ -329,3 +338,23 @@ def test_layouts_are_not_checked_where_anything_else_differs() -> None:
     log = better_log(1, 0.5)
     assert compare([run_of_log(first, log, "a"), run_of_log(second, log, "b")]).pairs[0].layout is None
     assert compare([run_of_log(first, log, "a"), run_of_log(first, log, "b")]).pairs[0].layout is None
+
+
+# ---- Equal drafters
+
+
+def simulated(k: int) -> ComparedRun:
+    """The same hits at every token of the same texts, whatever k."""
+    drafted = drafted_run(f"mtp{k}", draft_hits(60, 200, 8, np.random.default_rng(7))[:, :, :k])
+    record, log = make_run(k), EventLog(drafted.columns.requests, [], [], list(drafted.samples))
+    return compared_run(record, metrics_of(record, log, drafted.columns), drafted.columns, drafted.samples, f"runs/{k}")
+
+
+def test_no_sentence_calls_one_of_two_equal_drafters_better() -> None:
+    found = compare([simulated(1), simulated(8)])
+    text = comparison_markdown(found)
+    rates = [one.metrics["acceptance"]["per_position"][0] for one in found.runs]
+    assert rates[0] - rates[1] > 0.02, "as in practice, position 0 is lower with 8"
+    assert "their first drafts agree at all of them" in text
+    assert "with another k, text of other difficulty is behind it too" in verdict(found)
+    assert "better" not in text.replace("none of them is better or worse", "")

@@ -27,7 +27,7 @@ def test_identical_whatever_holds_the_tokens() -> None:
     found = compared(samples([1, 2], [3]), samples(array("i", [1, 2]), array("i", [3])))
     assert (found.compared, found.identical, found.differences) == (2, 2, ())
     assert found.is_identical
-    assert text_sentence(found) == "Texts: **identical**, token by token, in all 2 samples compared"
+    assert text_sentence(found) == "Texts: **identical**, token by token, in all 2 outputs compared"
     assert text_table(found, "new") is None
 
 
@@ -39,7 +39,7 @@ def test_the_first_difference(base: list[int], new: list[int], at: int) -> None:
     found = compared(samples(base, [9], text=""), samples(new, [9], text=""))
     (difference,) = found.differences
     assert (difference.first_difference_at, difference.base_length, difference.new_length) == (at, len(base), len(new))
-    assert text_sentence(found) == "Texts: **different** in 1 of 2 samples compared token by token"
+    assert text_sentence(found) == "Texts: **different** in 1 of 2 outputs compared token by token"
 
 
 def test_failed_and_missing_samples_are_counted_apart() -> None:
