@@ -22,10 +22,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from bare_loop import BareLoop
 
 from specbench.engine.config import EngineConfig
-from specbench.engine.layers.cache import CachePool
-from specbench.engine.layers.metadata import AttentionMetadata, Segment, SegmentKeys
 from specbench.engine.llm_engine import LLMEngine
 from specbench.generate import GenerateRequest, SamplingParams
 
@@ -70,69 +69,6 @@ def run_engine(engine: LLMEngine, token_ids: list[list[int]]) -> tuple[int, floa
         results |= {result.record.request_id: result.output_token_ids for result in engine.step()[0]}
     seconds = time.perf_counter() - start
     return len(token_ids) * NUM_OUTPUT, seconds, [results[str(index)] for index in range(len(token_ids))]
-
-
-class BareLoop:
-    """Greedy decoding of one static batch of equally long prompts with the engine's layers, and nothing around them."""
-
-    def __init__(self, engine: LLMEngine, batch_size: int):
-        self.model = engine.model
-        self.batch_size = batch_size
-        self.length = NUM_PROMPT + NUM_OUTPUT
-        self.specs = self.model.cache_groups()
-        blocks_each = -(-self.length // BLOCK_SIZE)
-        #: Slot of position 0 of each request, [batch]; the null block comes first.
-        self.origin = BLOCK_SIZE + torch.arange(batch_size) * blocks_each * BLOCK_SIZE
-        num_blocks = 1 + batch_size * blocks_each
-        self.caches = {
-            spec.name: CachePool(spec, num_blocks, BLOCK_SIZE, self.model.dtype, self.model.device)
-            for spec in self.specs
-        }
-
-    def metadata(self, start: int, num_rows: int) -> AttentionMetadata:
-        """Rows at positions start .. start + num_rows - 1 of every request."""
-        positions = torch.arange(start, start + num_rows)
-        slots = (self.origin[:, None] + positions).flatten()
-        keys, taps = {}, {}
-        for spec in self.specs:
-            if spec.kind == "short_conv":
-                window = positions[:, None] + torch.arange(1 - spec.window, 1)
-                taps[spec.name] = torch.where(window < 0, 0, self.origin[:, None, None] + window).flatten()
-                continue
-            first_key = 0 if spec.window is None else max(start - spec.window + 1, 0)
-            key_positions = torch.arange(first_key, start + num_rows)
-            extent = self.model.relative_extents[spec.name]
-            column = (positions[:, None] - key_positions + 1).clamp(0, extent + 1)
-            keys[spec.name] = SegmentKeys(
-                slots=(self.origin[:, None] + key_positions).flatten(),
-                columns=column.expand(self.batch_size, 1, 1, -1, -1),
-            )
-        segment = Segment(self.batch_size, num_rows, None, keys)
-        return AttentionMetadata(
-            num_tokens=len(slots),
-            max_seq_len=start + num_rows,
-            positions=positions.repeat(self.batch_size),
-            slot_mapping={spec.name: slots for spec in self.specs},
-            tap_slots=taps,
-            segments=(segment,),
-        )
-
-    @torch.inference_mode()
-    def run(self, token_ids: list[list[int]]) -> tuple[int, float, list[list[int]]]:
-        start = time.perf_counter()
-        ids = torch.tensor(token_ids)
-        newest = self._forward(ids.flatten(), self.metadata(0, NUM_PROMPT), NUM_PROMPT)
-        emitted = [newest]
-        for step in range(NUM_OUTPUT - 1):
-            newest = self._forward(newest, self.metadata(NUM_PROMPT + step, 1), 1)
-            emitted.append(newest)
-        output = torch.stack(emitted, 1).tolist()
-        return self.batch_size * NUM_OUTPUT, time.perf_counter() - start, output
-
-    def _forward(self, ids: torch.Tensor, metadata: AttentionMetadata, num_rows: int) -> torch.Tensor:
-        hidden = self.model.forward(self.model.embed(ids), metadata, self.caches).hidden_states
-        last = hidden.view(self.batch_size, num_rows, -1)[:, -1]
-        return self.model.compute_logits(last).argmax(-1)
 
 
 class ForwardClock:
@@ -189,7 +125,7 @@ def measure_against_bare_loop(checkpoint: Path, repeats: int) -> list[float]:
     ratios = []
     for batch_size in (1, 8):
         engine = build_engine(checkpoint, 0, batch_size)
-        bare = BareLoop(engine, batch_size)
+        bare = BareLoop(engine, batch_size, NUM_PROMPT, NUM_OUTPUT)
         token_ids = prompts(batch_size, engine.model_config.vocab_size)
         assert run_engine(engine, token_ids)[2] == bare.run(token_ids)[2], "both loops emit the same tokens"
         pairs = []

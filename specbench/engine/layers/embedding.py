@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.engine.layers.linear import Linear
+
 
 class Embedding:
     """Rows of the token table."""
@@ -24,9 +26,9 @@ class LogitsHead:
 
     def __init__(self, weight: Tensor, vocab_size: int, divisor: float) -> None:
         #: [vocab_size, hidden_size]: the padding rows are cut off, so no id past the vocabulary can be produced.
-        self._weight = weight[:vocab_size]
+        self._projection = Linear(weight[:vocab_size])
         self._divisor = divisor
 
     def __call__(self, hidden: Tensor) -> Tensor:
         # hidden: [R, hidden_size] -> [R, vocab_size] fp32
-        return F.linear(hidden / self._divisor, self._weight).to(torch.float32)
+        return self._projection(hidden / self._divisor).to(torch.float32)
