@@ -45,7 +45,7 @@ specbench: the instrument that proves a change to speculative decoding.
   specbench list [GROUP]                                the options of a group, and how to run each
   specbench report DIR [--baseline DIR] [--format FORMAT] [-o PATH]
                                                         everything again, from the event log of a run
-  specbench compare BASE NEW... [--gate GATE]... [--format md|json] [-o FILE]
+  specbench compare BASE NEW... [--gate GATE]... [--format FORMAT] [-o FILE]
                                                         runs side by side, the first of them the base
   specbench score DIR eval.scorer=NAME                  score again, without running again
   specbench resume DIR                                  go on with a run that was interrupted
@@ -443,13 +443,15 @@ def _compare_command(argv: list[str]) -> int:
         help="'PATH OPERATOR NUMBER [* baseline]'; exit 3 where one fails, 4 where one is undecided",
     )
     parser.add_argument("--undecided", choices=("fail", "pass"), default="fail", help="what undecided gates do")
-    parser.add_argument("--format", choices=("md", "json"), default="md")
+    parser.add_argument("--format", choices=("md", "json", "pr", "html"), default="md")
     parser.add_argument("-o", "--output", type=Path, help="a file; the terminal without it")
     arguments = parser.parse_args(argv)
     from specbench.reports.compare import compare_directories
     from specbench.reports.compare_data import comparison_data
     from specbench.reports.compare_sections import comparison_markdown
     from specbench.reports.gates import check_paths, gates_exit_code, judge_comparison, parse_gates
+    from specbench.reports.html import report_html
+    from specbench.reports.pull_request import comparison_pull_request
 
     gates = parse_gates(arguments.gate, is_undecided_good=arguments.undecided == "pass")
     comparison = compare_directories(arguments.base, arguments.new)
@@ -457,8 +459,11 @@ def _compare_command(argv: list[str]) -> int:
     results = judge_comparison(gates, comparison)
     if arguments.format == "json":
         text = json.dumps(comparison_data(comparison, results), indent=2, ensure_ascii=False, allow_nan=False)
+    elif arguments.format == "pr":
+        text = comparison_pull_request(comparison, results)
     else:
         text = comparison_markdown(comparison, results)
+        text = report_html(text, []) if arguments.format == "html" else text
     _hand_over(text, arguments.output)
     for result in results:
         if result.exit_code:

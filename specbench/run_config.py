@@ -219,7 +219,7 @@ class RunConfig:
 WITH_PACKAGED = ("inkling", "inkling_nano")
 #: Formats of every report, and those that report.formats adds.
 ALWAYS_WRITTEN = ("md", "json")
-REPORT_FORMATS = ("html", "csv", "svg", "png")
+REPORT_FORMATS = ("pr", "html", "csv", "svg", "png")
 #: Samples of the packaged problems that run unless eval.num_samples says otherwise.
 PACKAGED_NUM_SAMPLES = 100
 #: Samples of the plain baseline, per request at once, where report.plain_baseline_requests is unset.

@@ -49,7 +49,7 @@ _UNADJUSTED = (
 def comparison_markdown(comparison: Comparison, gates: Sequence[GateResult] = ()) -> str:
     """The whole document."""
     sections = comparison_sections(comparison, gates)
-    head = [f"# {comparison_title(comparison)}", _subtitle(comparison.base)]
+    head = [f"# {comparison_title(comparison)}", comparison_subtitle(comparison.base)]
     return "\n\n".join([*head, *(section_markdown(section) for section in sections)]) + "\n"
 
 
@@ -89,7 +89,8 @@ def verdict_lines(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _subtitle(base: ComparedRun) -> str:
+def comparison_subtitle(base: ComparedRun) -> str:
+    """Which model on which data."""
     record = base.record
     return f"{model_title(record.model)}; {data_title(record.data, record.config['eval']['name'])}"
 

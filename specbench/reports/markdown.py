@@ -13,7 +13,7 @@ from specbench.reports.acceptance_sections import acceptance_sections
 from specbench.reports.cells import count_cell, decimal_cell, percent_of_cell
 from specbench.reports.condition_sections import condition_sections
 from specbench.reports.cost_section import cost_section
-from specbench.reports.health_section import health_section, health_sentence
+from specbench.reports.health_section import health_section, health_sentence, raised
 from specbench.reports.identities import broken_identities
 from specbench.reports.latency import MIN_REQUESTS_OF_P99
 from specbench.reports.number_format import NOT_MEASURED, count, decimal, percent_of, percent_range
@@ -150,6 +150,19 @@ def verdict_lines(run: RunRecord, metrics: dict) -> list[str]:
         _requests_sentence(metrics["requests"]),
         _identities_sentence(metrics),
         f"Health: {health_sentence(metrics['health'])}",
+        *(f"Notice: {notice}" for notice in run.notices),
+    ]
+
+
+def warning_lines(run: RunRecord, metrics: dict) -> list[str]:
+    """Of these, the output check, and then only what is out of order or not what was asked for."""
+    requests, health = metrics["requests"], metrics["health"]
+    return [
+        *_status_lines(run, metrics),
+        f"Output check: {check_sentence(run.output_check)}",
+        *([_requests_sentence(requests)] if requests["failed"] + requests["aborted"] else []),
+        *([_identities_sentence(metrics)] if broken_identities(metrics) else []),
+        *([f"Health: {health_sentence(health)}"] if raised(health) else []),
         *(f"Notice: {notice}" for notice in run.notices),
     ]
 

@@ -25,11 +25,13 @@ from specbench.reports.markdown import report_markdown, report_sections
 from specbench.reports.metrics import metrics_of
 from specbench.reports.plot_style import Plot, png_bytes, svg_text
 from specbench.reports.plots import run_plots
+from specbench.reports.pull_request import comparison_pull_request, run_pull_request
 from specbench.reports.step_columns import StepColumns, step_columns
 from specbench.reports.table import section_markdown, table_csv, tables_of
 from specbench.run_directory import METRICS_FILE, REPORT_FILE, RunDirectory
 
 HTML_FILE = "report.html"
+PULL_REQUEST_FILE = "report_pr.md"
 PLOTS_FOLDER = "plots"
 TABLES_FOLDER = "tables"
 
@@ -94,6 +96,13 @@ class Report:
             parts.append(comparison_markdown(self.comparison))
         return "\n".join(parts)
 
+    @property
+    def pull_request(self) -> str:
+        """The short form: of the comparison where there is a baseline, else of the run."""
+        if self.comparison is not None:
+            return comparison_pull_request(self.comparison, self.gates)
+        return run_pull_request(self._compared, self.gates)
+
     def files(self, form: str) -> dict[str, str | bytes]:
         """File name, below a folder where there are several -> content, in one of the FORMATS."""
         return FORMATS[form](self)
@@ -132,6 +141,7 @@ def _png_files(report: Report) -> dict[str, str | bytes]:
 FORMATS: dict[str, Callable[[Report], dict[str, str | bytes]]] = {
     "md": lambda report: {REPORT_FILE: report.markdown},
     "json": _json_files,
+    "pr": lambda report: {PULL_REQUEST_FILE: report.pull_request},
     "html": lambda report: {HTML_FILE: report_html(report.markdown, report.plots)},
     "csv": _csv_files,
     "svg": _svg_files,
@@ -140,7 +150,7 @@ FORMATS: dict[str, Callable[[Report], dict[str, str | bytes]]] = {
 #: Written with every report.
 ALWAYS = ("json", "md")
 #: Of one file that reads well on a terminal.
-TEXT_FORMATS = ("md", "json")
+TEXT_FORMATS = ("md", "json", "pr")
 #: Of several files.
 FOLDER_FORMATS = ("csv", "svg", "png")
 

@@ -59,6 +59,22 @@ def benchmark_table(runs: Sequence[ComparedRun], changes: Sequence[PairChanges] 
     )
 
 
+def pull_request_table(
+    runs: Sequence[ComparedRun], changes: Sequence[PairChanges] = (), *, has_joined_positions: bool
+) -> ReportTable:
+    """Requests and accuracy above the benchmark's rows; positions in one row where there is no room for one each."""
+    most = max(run.num_speculative_tokens for run in runs)
+    rows = [_text_row("Successful / failed requests", runs, changes, _request_cell)]
+    if any(run.metrics["eval"]["total"] is not None for run in runs):
+        rows.append(_own_row(ACCURACY, _accuracy_label(runs), runs, changes, _accuracy_cell))
+    rows.append(_check_row(runs, changes))
+    rows += [_row(figure, runs, changes) for figure in benchmark_figures(0 if has_joined_positions else most)]
+    if has_joined_positions and most:
+        rows.append(_text_row("Per-position acceptance (%)", runs, changes, _joined_positions))
+    header = _header("Metric", runs, changes)
+    return ReportTable("pull_request", "Benchmark", header, tuple(rows), notes=_p99_notes(runs))
+
+
 def evaluation_table(runs: Sequence[ComparedRun], changes: Sequence[PairChanges] = ()) -> ReportTable:
     """Requests, accuracy over all and by category, drafts, cache, then the mean speed of the same requests."""
     rows = [
