@@ -25,7 +25,7 @@ from specbench.engine.proposers.proposer import ProposerRequirements
 from specbench.engine.proposers.registry import make_proposer
 from specbench.engine.request import Request
 from specbench.engine.sampling.drafting import draft_probability_bytes
-from specbench.engine.sampling.parameters import bad_word_sequences, check_parameters
+from specbench.engine.sampling.parameters import bad_word_sequences, check_parameters, stop_ids
 from specbench.engine.scheduling.kv_cache import KVCacheManager
 from specbench.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from specbench.engine.scheduling.step import SchedulerOutput, StepOutput
@@ -36,7 +36,6 @@ from specbench.generate import (
     GenerateRequest,
     GenerateResult,
     Load,
-    SamplingParams,
     TokenLogprob,
 )
 from specbench.records import EngineStep, RequestRecord, VerifyStep
@@ -106,10 +105,7 @@ class LLMEngine:
         prompt = encode_prompt(self.tokenizer, source)
         self._check_prompt(source.request_id, prompt.token_ids)
         max_output = min(source.sampling.max_output_tokens, self.config.max_model_len - len(prompt.token_ids))
-        if source.sampling.stop and self.tokenizer is None:
-            raise UserError(f"request {source.request_id}: stop strings need a tokenizer: set model.tokenizer")
-        stop_token_ids = self._stop_token_ids(source.sampling)
-        check_parameters(source.request_id, source.sampling, self.model_config.vocab_size, stop_token_ids)
+        stop_token_ids, bad_words = self._check_sampling(source)
         request = Request(
             source,
             prompt.token_ids,
@@ -117,7 +113,7 @@ class LLMEngine:
             arrival_s,
             self._next_generation,
             stop_token_ids,
-            self._bad_words(source),
+            bad_words,
         )
         self._next_generation += 1
         stream = OutputStream(source.sampling, stop_token_ids, max_output, self.tokenizer)
@@ -129,19 +125,15 @@ class LLMEngine:
         self._running[source.request_id] = _Running(request, stream, prompt.text)
         self.scheduler.add(request)
 
-    def _stop_token_ids(self, sampling: SamplingParams) -> tuple[int, ...]:
-        """Ids that end a request."""
-        eos = () if sampling.ignore_eos else self.model_config.eos_token_ids
-        return tuple(dict.fromkeys((*sampling.stop_token_ids, *eos)))
-
-    def _bad_words(self, source: GenerateRequest) -> tuple[tuple[int, ...], ...]:
-        """Token sequences of the request's bad words."""
+    def _check_sampling(self, source: GenerateRequest) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+        """Ids that end the request, and token sequences that it may not generate."""
         sampling = source.sampling
-        if not sampling.bad_words:
-            return sampling.bad_word_token_ids
-        if self.tokenizer is None:
-            raise UserError(f"request {source.request_id}: bad words need a tokenizer: set model.tokenizer")
-        return (*sampling.bad_word_token_ids, *bad_word_sequences(sampling.bad_words, self.tokenizer.encode))
+        eos_token_ids = self.model_config.eos_token_ids
+        check_parameters(source.request_id, sampling, self.model_config.vocab_size, eos_token_ids)
+        if (sampling.stop or sampling.bad_words) and self.tokenizer is None:
+            raise UserError(f"request {source.request_id}: stop strings and bad words need one: set model.tokenizer")
+        encode = None if self.tokenizer is None else self.tokenizer.encode
+        return stop_ids(sampling, eos_token_ids), bad_word_sequences(sampling, encode)
 
     def _check_prompt(self, request_id: str, token_ids: list[int]) -> None:
         if not token_ids:

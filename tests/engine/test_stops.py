@@ -118,3 +118,33 @@ def test_missing_drafts_are_counted_as_missing(folder: Path):
     assert {step.num_drafted for step in result.verify_steps} == {0}
     assert {step.num_emitted for step in result.verify_steps} == {1}
     assert_same(result, generate(folder, 0))
+
+
+@pytest.mark.parametrize("k", [0, 1, 4, 8])
+def test_nothing_ends_a_request_before_min_tokens(folder: Path, k: int):
+    """The end of sequence is drafted, and banned; stop strings completed too early do not count."""
+    whole = generate(folder, 0).output_token_ids
+    for min_tokens in (len(whole) - 2, len(whole) - 1, len(whole), len(whole) + 3):
+        result = generate(folder, k, min_tokens=min_tokens)
+        assert_same(result, generate(folder, 0, min_tokens=min_tokens))
+        kept = max(len(whole), min_tokens) if min_tokens < len(whole) else 200
+        assert result.record.num_output_tokens == kept
+
+
+@pytest.mark.parametrize("k", [0, 1, 8])
+def test_a_stop_string_completed_before_min_tokens_is_text(folder: Path, k: int):
+    first, second = TEXT.index("42"), TEXT.index("42", TEXT.index("42") + 1)
+    num_before = len(script_of(folder, TEXT[:first])) - len(script_of(folder, ""))
+    for min_tokens, text in [(num_before + 1, TEXT[:first]), (num_before + 2, TEXT[:second])]:
+        # A longer stop beside it keeps the early match among the characters that are looked at again.
+        result = generate(folder, k, stop=("42", "never to be found"), min_tokens=min_tokens)
+        assert result.output_text == text
+        assert_same(result, generate(folder, 0, stop=("42", "never to be found"), min_tokens=min_tokens))
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_bad_words_given_as_text_are_not_generated(folder: Path, k: int):
+    result = generate(folder, k, bad_words=("answer",), max_output_tokens=80)
+    # One token a byte: the word's last byte is what cannot come.
+    assert "The answe" in result.output_text and "answer" not in result.output_text
+    assert_same(result, generate(folder, 0, bad_words=("answer",), max_output_tokens=80))

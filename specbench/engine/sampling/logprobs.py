@@ -5,6 +5,7 @@ Belongs here: from logits to TokenLogprob. Does not belong here: which rows belo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +42,8 @@ class LogprobTensors:
         )
 
     def to_host(self, num_top: list[int]) -> list[TokenLogprob]:
-        """One for each row, with as many of the likeliest ids as `num_top` says for it."""
+        """One for each row, with as many of the likeliest ids as `num_top` says for it; ids of no probability are
+        left out."""
         ids, logprobs = self.top_ids.tolist(), self.top_logprobs.tolist()
         rows = zip(
             self.token_ids.tolist(),
@@ -54,8 +56,12 @@ class LogprobTensors:
             strict=True,
         )
         return [
-            TokenLogprob(
-                token_id, logprob, rank, is_argmax, tuple(zip(top_ids[:count], top_logprobs[:count], strict=True))
-            )
+            TokenLogprob(token_id, logprob, rank, is_argmax, _likeliest(top_ids[:count], top_logprobs[:count]))
             for token_id, logprob, rank, is_argmax, top_ids, top_logprobs, count in rows
         ]
+
+
+def _likeliest(token_ids: list[int], logprobs: list[float]) -> tuple[tuple[int, float], ...]:
+    """Pairs of id and logprob, ids of equal probability in their order."""
+    pairs = [pair for pair in zip(token_ids, logprobs, strict=True) if pair[1] > -math.inf]
+    return tuple(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))

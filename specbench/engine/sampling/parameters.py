@@ -28,20 +28,32 @@ class RequestSampling:
     bad_words: tuple[tuple[int, ...], ...]
 
 
-def bad_word_sequences(words: tuple[str, ...], encode: Callable[[str], list[int]]) -> tuple[tuple[int, ...], ...]:
-    """Token sequences of texts as they stand at the start of a text and, with a space before, inside one."""
-    texts = [text for word in words for text in (word.lstrip(), " " + word.lstrip())]
-    return tuple(dict.fromkeys(tuple(ids) for text in texts if (ids := encode(text))))
+def stop_ids(sampling: SamplingParams, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Ids that end the request."""
+    return tuple(dict.fromkeys((*sampling.stop_token_ids, *(() if sampling.ignore_eos else eos_token_ids))))
+
+
+def bad_word_sequences(
+    sampling: SamplingParams, encode: Callable[[str], list[int]] | None
+) -> tuple[tuple[int, ...], ...]:
+    """Token sequences of the bad words. A text is taken as it stands at the start of a text and, with a space before,
+    inside one; without a tokenizer there must be none."""
+    if encode is None:
+        assert not sampling.bad_words
+        return sampling.bad_word_token_ids
+    texts = [text for word in sampling.bad_words for text in (word.lstrip(), " " + word.lstrip())]
+    encoded = [tuple(encode(text)) for text in texts]
+    return tuple(dict.fromkeys((*sampling.bad_word_token_ids, *(ids for ids in encoded if ids))))
 
 
 def check_parameters(
-    request_id: str, sampling: SamplingParams, vocab_size: int, stop_token_ids: tuple[int, ...]
+    request_id: str, sampling: SamplingParams, vocab_size: int, eos_token_ids: tuple[int, ...]
 ) -> None:
     """UserError for a value out of range, an id that is none, or parameters that leave nothing to generate."""
     try:
         _check_ranges(sampling, vocab_size)
         _check_ids(sampling, vocab_size)
-        _check_something_is_left(sampling, stop_token_ids)
+        _check_something_is_left(sampling, stop_ids(sampling, eos_token_ids))
     except UserError as error:
         raise UserError(f"request {request_id}: {error}") from None
 
