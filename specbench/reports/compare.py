@@ -12,6 +12,7 @@ from pathlib import Path
 
 from specbench.reports.changes import PairChanges, pair_changes
 from specbench.reports.comparability import Comparability, comparability, only_layout_differs
+from specbench.reports.compared_costs import compared_costs
 from specbench.reports.compared_run import ComparedRun, load_run, with_labels
 from specbench.reports.decomposition import Decomposition, decompose
 from specbench.reports.layout_check import LayoutCheck, check_layouts
@@ -42,6 +43,8 @@ class Comparison:
 
     base: ComparedRun
     pairs: tuple[Pair, ...]
+    #: What sweep_cost_model says of those that may be put together; None where they are not two.
+    costs: dict | None
 
     @property
     def runs(self) -> tuple[ComparedRun, ...]:
@@ -61,7 +64,8 @@ def compare_directories(base: Path, new: Sequence[Path]) -> Comparison:
 def compare(runs: Sequence[ComparedRun]) -> Comparison:
     """Compare `runs[1:]` with `runs[0]`."""
     base, *others = with_labels(runs)
-    return Comparison(base, tuple(_pair(base, new) for new in others))
+    pairs = tuple(_pair(base, new) for new in others)
+    return Comparison(base, pairs, compared_costs(base, [(pair.new, pair.grounds) for pair in pairs]))
 
 
 def _pair(base: ComparedRun, new: ComparedRun) -> Pair:

@@ -26,6 +26,7 @@ def comparison_data(comparison: Comparison, gates: Sequence[GateResult] = ()) ->
         "runs": [_run(run) for run in comparison.runs],
         "verdict": verdict_lines(comparison),
         "pairs": [_pair(pair) for pair in comparison.pairs],
+        "costs": comparison.costs,
         "gates": [_gate(result) for result in gates],
         "tables": [_table(table) for table in _tables(comparison_sections(comparison, gates))],
     }

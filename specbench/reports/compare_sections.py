@@ -14,6 +14,7 @@ from specbench.reports.changes import Change, PairChanges
 from specbench.reports.comparability import differences_table
 from specbench.reports.compare import Comparison, Pair
 from specbench.reports.compared_run import ComparedRun
+from specbench.reports.cost_section import sweep_cost_section
 from specbench.reports.decomposition_section import decomposition_section
 from specbench.reports.figures import ACCEPTANCE_LENGTH, ACCURACY, OUTPUT_THROUGHPUT
 from specbench.reports.gate_section import gate_section
@@ -71,6 +72,7 @@ def comparison_sections(comparison: Comparison, gates: Sequence[GateResult] = ()
         *_explanations(comparison),
         _of_tables("Acceptance by category", category_table(runs, changes)),
         Section("Texts", tuple(_text_blocks(comparison))),
+        *([] if comparison.costs is None else [sweep_cost_section(comparison.costs)]),
         Section("Latency in full", (latency_table(runs, changes),)),
         Section("What differs", (differences_table(runs),)),
         Section("Runs", (_run_table(runs),)),

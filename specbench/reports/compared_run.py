@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specbench.records import RunRecord, SampleRecord
+from specbench.records import EngineStep, RunRecord, SampleRecord
 from specbench.reports.drafted_run import DraftedRun
 from specbench.reports.metrics import metrics_of
 from specbench.reports.step_columns import StepColumns, step_columns
@@ -35,6 +35,7 @@ class ComparedRun:
     metrics: dict
     columns: StepColumns
     samples: Sequence[SampleRecord]
+    engine_steps: Sequence[EngineStep]
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -72,14 +73,20 @@ def load_run(directory: Path) -> ComparedRun:
 def run_of_log(record: RunRecord, log: EventLog, directory: str) -> ComparedRun:
     """A run from its records."""
     columns = step_columns(log.requests, log.verify_steps)
-    return compared_run(record, metrics_of(record, log, columns), columns, log.samples, directory)
+    metrics = metrics_of(record, log, columns)
+    return compared_run(record, metrics, columns, log.samples, log.engine_steps, directory)
 
 
 def compared_run(
-    record: RunRecord, metrics: dict, columns: StepColumns, samples: Sequence[SampleRecord], directory: str
+    record: RunRecord,
+    metrics: dict,
+    columns: StepColumns,
+    samples: Sequence[SampleRecord],
+    engine_steps: Sequence[EngineStep],
+    directory: str,
 ) -> ComparedRun:
     """A run whose figures are known, labelled by its way of speculating."""
-    return ComparedRun(record.config["spec"]["name"], directory, record, metrics, columns, samples)
+    return ComparedRun(record.config["spec"]["name"], directory, record, metrics, columns, samples, engine_steps)
 
 
 def with_labels(runs: Sequence[ComparedRun]) -> list[ComparedRun]:

@@ -5,6 +5,7 @@ Belongs here: tables and sentences from what cost_model.py computed. Does not be
 
 from __future__ import annotations
 
+from specbench.reports.cells import count_cell, decimal_cell, percent_cell
 from specbench.reports.number_format import NOT_MEASURED, count, decimal, percent
 from specbench.reports.table import Cell, ReportTable, Section, text_cell
 
@@ -49,7 +50,7 @@ def _time_table(time: dict) -> ReportTable:
 
 def _time_row(label: str, seconds: float | None, whole: float, of: str) -> tuple[Cell, ...]:
     share = seconds / whole if seconds is not None and whole else None
-    return text_cell(label), _decimal(seconds), Cell(share, percent(share)), text_cell(of)
+    return text_cell(label), decimal_cell(seconds), percent_cell(share), text_cell(of)
 
 
 def _batch_table(by_batch: list[dict]) -> ReportTable:
@@ -66,7 +67,12 @@ def _batch_table(by_batch: list[dict]) -> ReportTable:
     )
     names = ("step_ms", "target_ms", "verify_ms", "draft_ms", "host_ms", "tokens_per_request_step")
     rows = tuple(
-        (_count(row["batch"]), _count(row["steps"]), _decimal(row["rows"], 1), *(_decimal(row[name]) for name in names))
+        (
+            count_cell(row["batch"]),
+            count_cell(row["steps"]),
+            decimal_cell(row["rows"], 1),
+            *(decimal_cell(row[name]) for name in names),
+        )
         for row in by_batch
     )
     note = "Steps of decode alone, at the commonest batch sizes; means in milliseconds."
@@ -80,8 +86,8 @@ def _law_table(laws: list[dict]) -> ReportTable:
         (
             text_cell(_LAW_NAMES[law["name"]]),
             text_cell(_PART_NAMES[part]),
-            *(_decimal(law[part][name], 3) for name in names),
-            Cell(law[part]["residual"], percent(law[part]["residual"])),
+            *(decimal_cell(law[part][name], 3) for name in names),
+            percent_cell(law[part]["residual"]),
         )
         for law in laws
         for part in _PART_NAMES
@@ -103,9 +109,9 @@ def _prediction_table(cost: dict) -> ReportTable:
     tokens = {one["k"]: one for one in cost["tokens_per_step"]}
     rows = tuple(
         (
-            _count(prediction["batch"]),
-            _count(entry["k"]),
-            _decimal(tokens[entry["k"]]["tokens"]),
+            count_cell(prediction["batch"]),
+            count_cell(entry["k"]),
+            decimal_cell(tokens[entry["k"]]["tokens"]),
             _range_cell(tokens[entry["k"]]["low"], tokens[entry["k"]]["high"]),
             _range_cell(entry["step_ms_low"], entry["step_ms_high"]),
             _range_cell(entry["speedup_low"], entry["speedup_high"]),
@@ -190,13 +196,13 @@ def _sweep_table(batch: dict) -> ReportTable:
 def _sweep_row(run: dict) -> tuple[Cell, ...]:
     return (
         text_cell(run["label"]),
-        _count(run["k"]),
-        _count(run["steps"]),
-        _decimal(run["tokens_per_request_step"]),
-        _decimal(run["step_ms"]),
+        count_cell(run["k"]),
+        count_cell(run["steps"]),
+        decimal_cell(run["tokens_per_request_step"]),
+        decimal_cell(run["step_ms"]),
         _range_cell(run["law_step_ms_low"], run["law_step_ms_high"]),
         _error_cell(run["step_ms"], run["law_step_ms_low"], run["law_step_ms_high"]),
-        _decimal(run["speedup"]),
+        decimal_cell(run["speedup"]),
         _range_cell(run["law_speedup_low"], run["law_speedup_high"]),
         _error_cell(run["speedup"], run["law_speedup_low"], run["law_speedup_high"]),
         _range_cell(run["alone_speedup_low"], run["alone_speedup_high"]),
@@ -215,14 +221,6 @@ def _error_cell(measured: float | None, low: float | None, high: float | None) -
 
 def _requests(number: int) -> str:
     return f"{count(number)} request{'' if number == 1 else 's'}"
-
-
-def _count(value: int) -> Cell:
-    return Cell(value, count(value))
-
-
-def _decimal(value: float | None, digits: int = 2) -> Cell:
-    return Cell(value, decimal(value, digits))
 
 
 def _range_cell(low: float | None, high: float | None) -> Cell:

@@ -80,7 +80,7 @@ class Report:
 
     @property
     def _compared(self) -> ComparedRun:
-        return compared_run(self.run, self.metrics, self.columns, self.samples, str(self.directory))
+        return compared_run(self.run, self.metrics, self.columns, self.samples, self.engine_steps, str(self.directory))
 
     @cached_property
     def plots(self) -> list[Plot]:

@@ -9,6 +9,10 @@ import numpy as np
 import pytest
 
 from specbench.records import EngineStep, VerifyStep
+from specbench.reports.compare import Comparison, compare
+from specbench.reports.compare_data import comparison_data
+from specbench.reports.compare_sections import comparison_sections
+from specbench.reports.compared_run import run_of_log
 from specbench.reports.cost_law import fit_laws
 from specbench.reports.cost_model import CostedRun, cost_metrics, costed_run, sweep_cost_model, without_pauses
 from specbench.reports.cost_section import best_k_text, cost_section, sweep_cost_section
@@ -274,6 +278,29 @@ def test_without_a_plain_run_no_speedup_is_measured():
     found = sweep_cost_model([costed(2), costed(4)])
     assert {run["speedup"] for entry in found["batches"] for run in entry["runs"]} == {None}
     assert "no speed-up was measured" in section_markdown(sweep_cost_section(found))
+
+
+def compared(*ks: int, **changes: object) -> Comparison:
+    """Runs with so many drafts; `changes` are those of the last run's record."""
+    records = [make_run(k or None, method="mtp" if k else "none") for k in ks]
+    records[-1] = replace(records[-1], **changes)
+    return compare([run_of_log(record, simulated(k), "runs/x") for record, k in zip(records, ks, strict=True)])
+
+
+def test_a_comparison_measures_the_speedup():
+    comparison = compared(0, 4)
+    titles = {section.title: section for section in comparison_sections(comparison)}
+    text = section_markdown(titles["Cost of a step, and speed by k"])
+    exact = 3 * truth_s(0, 16) / truth_s(4, 16)
+    assert f"| mtp4 | 4 | 60 | 3.00 | {1000 * truth_s(4, 16):.2f} |" in " ".join(text.split())
+    assert f"| {exact:.2f} |" in " ".join(text.split("16 requests in decode")[1].split())
+    runs = {run["label"]: run for run in comparison_data(comparison)["costs"]["batches"][-1]["runs"]}
+    assert runs["mtp4"]["speedup"] == pytest.approx(exact)
+
+
+def test_costs_of_other_hardware_or_of_one_k_are_not_put_together():
+    assert compared(0, 4, hardware={"cpu": "another", "gpus": []}).costs is None
+    assert compared(4, 4).costs is None
 
 
 def test_best_k_break_even_and_perfect_drafts():
