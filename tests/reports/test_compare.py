@@ -348,8 +348,8 @@ def simulated(k: int) -> ComparedRun:
     drafted = drafted_run(f"mtp{k}", draft_hits(60, 200, 8, np.random.default_rng(7))[:, :, :k])
     record, log = make_run(k), EventLog(drafted.columns.requests, [], [], list(drafted.samples))
     return compared_run(
-            record, metrics_of(record, log, drafted.columns), drafted.columns, drafted.samples, [], f"runs/{k}"
-        )
+        record, metrics_of(record, log, drafted.columns), drafted.columns, drafted.samples, [], f"runs/{k}"
+    )
 
 
 def test_no_sentence_calls_one_of_two_equal_drafters_better() -> None:
