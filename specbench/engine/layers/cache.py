@@ -7,6 +7,9 @@ scratch row: a slot of -1 writes there (it is the last index), and nothing reads
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 from torch import Tensor
 
@@ -24,6 +27,12 @@ class CachePool:
         num_rows = num_blocks * block_size + 1
         #: Per layer, per stream: [num_blocks * block_size + 1, *stream.shape]
         self.layers: tuple[tuple[Tensor, ...], ...] = tuple(
-            tuple(torch.zeros(num_rows, *stream.shape, dtype=dtype, device=device) for stream in streams)
-            for streams in spec.streams
+            tuple(_zeros((num_rows, *stream.shape), dtype, device) for stream in streams) for streams in spec.streams
         )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # Pages of a mapping are zeros that take no memory until they are written, and most of a large pool never is.
+    return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
