@@ -1,13 +1,16 @@
 """Which part of an output is the answer, and which is reasoning.
 
-Belongs here: reading Inkling's typed blocks off the output's token ids. Does not belong here: writing such blocks
-(chat.py).
+Belongs here: reading Inkling's typed blocks, and the `<think>` of other models, off the output's token ids. Does not
+belong here: writing such blocks (chat.py).
 
 A block is opened by `<|content_thinking|>` (reasoning), `<|content_text|>` (the answer) or another content token
 (neither: tool calls), and closed by `<|end_message|>`. What stands before the first content token is an answer: a
 plain completion has no blocks. Where generation goes on past the end of the model's turn (end-of-sequence ignored), the
 rest is neither. The answer is what is scored; an output that was cut while still thinking has the answer
 "". A tokenizer without these tokens has one channel, the answer.
+
+Where a vocabulary has the tokens `<think>` and `</think>`, what they enclose is reasoning. Some templates open it in
+the prompt, so an output begins in the reasoning when the prompt's last marker opens it.
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ CHANNEL_MARKERS = {
     "<|message_system|>": TURN_END,
     "<|content_model_end_sampling|>": TURN_END,
 }
+#: The same, in vocabularies that have all of these.
+THINK_MARKERS = {"<think>": REASONING, "</think>": ANSWER}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +52,16 @@ class Channels:
 
 
 def split_channels(
-    token_ids: Sequence[int], channel_of: dict[int, str], decode: Callable[[Sequence[int]], str], num_cut_chars: int
+    token_ids: Sequence[int],
+    channel_of: dict[int, str],
+    decode: Callable[[Sequence[int]], str],
+    num_cut_chars: int,
+    prompt_token_ids: Sequence[int],
 ) -> Channels:
     """Split an output; `channel_of` gives the channel that a marker id opens, `num_cut_chars` falls off the end."""
-    labelled = _label(token_ids, channel_of)
+    last_marker = next((token for token in reversed(prompt_token_ids) if token in channel_of), None)
+    is_reasoning = last_marker is not None and channel_of[last_marker] == REASONING
+    labelled = _label(token_ids, channel_of, REASONING if is_reasoning else ANSWER)
     blocks = [(channel, [token for _, token in group]) for channel, group in groupby(labelled, lambda pair: pair[0])]
     texts = _cut_end([decode(ids) for _, ids in blocks], num_cut_chars)
 
@@ -61,9 +72,9 @@ def split_channels(
     return Channels(answer_token_ids, text_of(ANSWER), text_of(REASONING))
 
 
-def _label(token_ids: Sequence[int], channel_of: dict[int, str]) -> list[tuple[str, int]]:
-    """Each token that is not a marker, with the channel that it is in."""
-    labelled, channel = [], ANSWER
+def _label(token_ids: Sequence[int], channel_of: dict[int, str], channel: str) -> list[tuple[str, int]]:
+    """Each token that is not a marker, with the channel that it is in; `channel` is the first one's."""
+    labelled = []
     for token_id in token_ids:
         if token_id in channel_of:
             channel = TURN_END if channel == TURN_END else channel_of[token_id]

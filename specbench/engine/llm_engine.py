@@ -260,7 +260,8 @@ class LLMEngine:
         text_ids = request.output_token_ids[:-1] if stream.ends_in_stop_token else request.output_token_ids
         answer, reasoning = "", ""
         if self.tokenizer is not None:
-            channels = self.tokenizer.split_channels(text_ids, stream.match.num_cut_chars if stream.match else 0)
+            num_cut_chars = stream.match.num_cut_chars if stream.match else 0
+            channels = self.tokenizer.split_channels(text_ids, num_cut_chars, request.prompt_token_ids)
             answer, reasoning = channels.answer_text, channels.reasoning_text
         return GenerateResult(
             record=_request_record(request),

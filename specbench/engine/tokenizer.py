@@ -19,7 +19,7 @@ from pathlib import Path
 
 import tokenizers
 
-from specbench.engine.channels import CHANNEL_MARKERS, Channels, split_channels
+from specbench.engine.channels import CHANNEL_MARKERS, THINK_MARKERS, Channels, split_channels
 from specbench.engine.chat import ChatFormat, find_chat_format
 from specbench.engine.detokenizer import ByteLevelDetokenizer, IncrementalDetokenizer, TokenBytes, WindowDetokenizer
 from specbench.errors import UserError
@@ -53,7 +53,8 @@ class Tokenizer:
         self._added: dict[str, int] = {token["content"]: token["id"] for token in self._description["added_tokens"]}
         self.special_ids = frozenset(t["id"] for t in self._description["added_tokens"] if t["special"])
         self._token_bytes = TokenBytes(backend, self.special_ids) if self._is_byte_level else None
-        self._channel_of = {self._added[name]: kind for name, kind in CHANNEL_MARKERS.items() if name in self._added}
+        markers = CHANNEL_MARKERS | THINK_MARKERS if self._added.keys() >= THINK_MARKERS.keys() else CHANNEL_MARKERS
+        self._channel_of = {self._added[name]: kind for name, kind in markers.items() if name in self._added}
 
     @property
     def vocab_size(self) -> int:
@@ -91,9 +92,11 @@ class Tokenizer:
             return ByteLevelDetokenizer(self._token_bytes)
         return WindowDetokenizer(self.backend, self.special_ids)
 
-    def split_channels(self, output_token_ids: Sequence[int], num_cut_chars: int = 0) -> Channels:
+    def split_channels(
+        self, output_token_ids: Sequence[int], num_cut_chars: int = 0, prompt_token_ids: Sequence[int] = ()
+    ) -> Channels:
         """The answer and the reasoning of an output, its last `num_cut_chars` characters cut off (a stop string)."""
-        return split_channels(output_token_ids, self._channel_of, self.decode, num_cut_chars)
+        return split_channels(output_token_ids, self._channel_of, self.decode, num_cut_chars, prompt_token_ids)
 
     @property
     def _is_byte_level(self) -> bool:

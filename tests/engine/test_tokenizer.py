@@ -166,6 +166,22 @@ def test_a_stop_string_is_cut_off_the_end_of_whichever_channel(inkling: Tokenize
     assert (channels.answer_text, channels.reasoning_text) == ("", "hm ")
 
 
+@pytest.mark.parametrize(
+    ("prompt", "output", "answer", "reasoning"),
+    [
+        ("Q", "<think>hm</think>5", "5", "hm"),
+        ("Q", "5", "5", ""),
+        ("Q", "<think>hm", "", "hm"),
+        ("Q<think>", "hm</think>5", "5", "hm"),
+        ("<think>old</think>4. Q", "5", "5", ""),
+    ],
+)
+def test_what_think_tokens_enclose_is_reasoning(prompt: str, output: str, answer: str, reasoning: str) -> None:
+    tokenizer = Tokenizer(byte_level(["<think>", "</think>"]), None, Path("."))
+    channels = tokenizer.split_channels(tokenizer.encode(output), prompt_token_ids=tokenizer.encode(prompt))
+    assert (channels.answer_text, channels.reasoning_text) == (answer, reasoning)
+
+
 def test_a_tokenizer_without_channel_tokens_has_one_channel() -> None:
     tokenizer = Tokenizer(byte_level(["<think>"]), None, Path("."))
     channels = tokenizer.split_channels(tokenizer.encode("<|content_thinking|>5"))
