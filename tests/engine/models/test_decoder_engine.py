@@ -35,3 +35,13 @@ def test_text_is_that_of_transformers(name: str, tmp_path: Path) -> None:
     for fields in ({}, {"max_num_batched_tokens": 16, "max_num_seqs": 3}, {"pipeline_depth": 1}, drafted):
         found = outputs(make_engine(folder, **fields), requests)
         assert [found[str(index)] for index in range(len(prompts))] == expected, fields
+
+
+def test_a_decoder_drafts_for_another(tmp_path: Path) -> None:
+    folder, draft = (build_tiny_decoder(tmp_path / name, name) for name in ("llama", "qwen3 windows"))
+    prompts = [random_ids(length, seed=length) for length in LENGTHS]
+    requests = [token_request(str(index), prompt, NUM_OUTPUT) for index, prompt in enumerate(prompts)]
+    plain = outputs(make_engine(folder), requests)
+    for checkpoint in (draft, folder):
+        engine = make_engine(folder, k=3, proposer="draft_model", draft_checkpoint=str(checkpoint))
+        assert outputs(engine, requests) == plain
