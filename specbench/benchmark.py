@@ -171,7 +171,7 @@ def execute(
     with _honest_ending(record, directory, len(plan.requests)):
         machinery = embedded_machinery()
         engine = machinery.start_engine(_with_drafts(plan, machinery, directory, clock), clock, terminal.status)
-        results = _in_order(plan, _earlier_results(log) + _measure(plan, engine, directory, requests, log))
+        results = _in_order(plan, _earlier_results(plan, log) + _measure(plan, engine, directory, requests, log))
         terminal.status("checking the output")
         record.output_check = _check_output(plan.config, machinery, engine, results)
         record.notices += _baseline_notices(plan, machinery, engine, clock)
@@ -321,6 +321,7 @@ def _check_output(
         return OutputCheck("not_checked", reason="report.output_check_requests=0")
     if config.spec.rejection_sample_method == "synthetic":
         return OutputCheck("not_applicable", reason="synthetic acceptance: the text means nothing")
+    assert config.sampling.temperature is not None
     if config.sampling.temperature > 0:
         return OutputCheck("not_applicable", reason=f"sampled at temperature {config.sampling.temperature:g}")
     completed = [result for result in results if result.record.error is None]
@@ -384,9 +385,10 @@ def _gates_exit_code(report: Report) -> int:
 # ---- Resuming
 
 
-def _earlier_results(log: EventLog) -> list[GenerateResult]:
+def _earlier_results(plan: Plan, log: EventLog) -> list[GenerateResult]:
     """What earlier segments of a resumed run finished, as far as the output check needs it."""
     samples = {(sample.sample_id, sample.turn, sample.repeat): sample for sample in log.samples}
+    sampling = {request.request_id: request.sampling for request in plan.requests}
     results = []
     for record in log.requests:
         if record.is_warmup or record.error is not None:
@@ -394,7 +396,8 @@ def _earlier_results(log: EventLog) -> list[GenerateResult]:
         sample = samples[record.sample_id, record.turn, record.repeat]
         assert sample.prompt_token_ids is not None
         prompt, output = list(sample.prompt_token_ids), list(sample.output_token_ids)
-        results.append(GenerateResult(record, [], prompt, output, sample.output_text))
+        asked = sampling[record.request_id]
+        results.append(GenerateResult(record, [], prompt, output, sample.output_text, sampling=asked))
     return results
 
 

@@ -110,6 +110,8 @@ class GenerateResult:
     logprobs: list[TokenLogprob] | None = None
     #: One for each prompt token; the first has nothing before it and is None. None where they were not asked for.
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    #: What was asked for. None: nothing but greedy decoding.
+    sampling: SamplingParams | None = None
 
 
 class Load(Protocol):

@@ -18,10 +18,12 @@ from typing import Any
 from specbench import __version__, environment
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
+from specbench.engine.checkpoints.generation_config import sampling_defaults
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.memory import MemoryPlan, plan_memory
 from specbench.engine.models.registry import check_checkpoint, load_model_config, target_cache_groups
 from specbench.engine.proposers.registry import make_proposer
+from specbench.engine.sampling.parameters import check_parameters
 from specbench.errors import UserError
 from specbench.evals.registry import load_task
 from specbench.evals.task import Task, measured_requests
@@ -108,6 +110,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
         dtype=_own_dtype(checkpoint),
         # Inkling's modules each take their predecessor's hidden.
         hidden_feedback="chain",
+        sampling=sampling_defaults(choice.path),
     )
     resolved = resolve(config, facts, device=default_device(), is_sweep=is_sweep)
     config = resolved.config
@@ -127,7 +130,12 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
             f"eval.data: unset, so {task.data.name} would run in place of {config.eval.name}, which strict=true "
             "refuses; say eval.data=FILE"
         )
+    if config.spec.rejection_sample_method == "synthetic":
+        # What coins accept is no answer to anything.
+        task = dataclasses.replace(task, scorers=(), headline=None)
     requests = tuple(measured_requests(task, config.sampling, config.load.repeats))
+    for sampling in {request.sampling for request in requests}:
+        check_parameters("sampling.", sampling, model_config.vocab_size, model_config.eos_token_ids)
     notices = [
         *_model_notices(choice, checkpoint),
         *task.notices,

@@ -150,13 +150,25 @@ class EvalConfig:
 
 @dataclass(frozen=True, slots=True)
 class SamplingConfig:
+    """generate.SamplingParams says what each means. None takes the checkpoint's generation_config.json."""
+
     name: str
     #: 0 is greedy.
-    temperature: Annotated[float, AtLeast(0)]
+    temperature: Annotated[float, AtLeast(0)] | None
     #: 0 is off.
-    top_k: Count
+    top_k: Count | None
     #: 1 is off.
-    top_p: Annotated[float, Within(0, 1)]
+    top_p: Annotated[float, Within(0, 1)] | None
+    #: 0 is off.
+    min_p: Annotated[float, AtLeast(0)] | None
+    #: 1 is off.
+    repetition_penalty: Annotated[float, AtLeast(0)] | None
+    presence_penalty: float
+    frequency_penalty: float
+    min_tokens: Count
+    #: In addition to the checkpoint's own end-of-sequence ids.
+    stop_token_ids: tuple[int, ...]
+    bad_words: tuple[str, ...]
     seed: Count
     ignore_eos: bool
 
@@ -239,6 +251,8 @@ class CheckpointFacts:
     dtype: str
     #: "chain" or "target".
     hidden_feedback: str
+    #: What an unset key of the sampling group stands for.
+    sampling: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +276,8 @@ def resolve(config: RunConfig, facts: CheckpointFacts, *, device: str, is_sweep:
         changes["model"]["dtype"] = "float32" if on_cpu else facts.dtype
     changes["model"]["max_model_len"] = _model_len(config, facts)
     changes["spec"] |= _spec_changes(config.spec, facts)
+    unset = [key for key in facts.sampling if getattr(config.sampling, key) is None]
+    changes["sampling"] |= {key: facts.sampling[key] for key in unset}
     if facts.packaged and config.eval.name == "gsm8k" and config.eval.data is None and config.eval.num_samples is None:
         changes["eval"]["num_samples"] = PACKAGED_NUM_SAMPLES
     if config.load.warmup is None:
@@ -358,6 +374,8 @@ def _check_spec_sampling(spec: SpecConfig) -> None:
         spec.synthetic_acceptance_rates,
         spec.synthetic_acceptance_length,
     )
+    if spec.draft_sample_method == "probabilistic" and spec.method in ("ngram", "stub"):
+        raise UserError(f"spec.draft_sample_method: the drafts of {spec.method} come without probabilities; say greedy")
     if method == "block" and spec.draft_sample_method != "probabilistic":
         raise UserError(
             "spec.rejection_sample_method: block weighs the drafts' probabilities, and greedy drafts have none; say "
@@ -442,8 +460,11 @@ def _check_across_groups(config: RunConfig) -> None:
         raise UserError(f"engine.device: unknown device {engine.device!r}; say auto, cpu, cuda or cuda:N")
     if config.eval.name == "prompts" and config.eval.num_fewshot:
         raise UserError("eval.num_fewshot: rows of prompts are run as they stand; say eval.num_fewshot=0")
-    if config.sampling.temperature == 0 and (config.sampling.top_k or config.sampling.top_p < 1):
-        raise UserError("sampling.temperature: top_k and top_p do nothing at temperature 0; say sampling=temperature1")
+    sampling = config.sampling
+    if sampling.temperature == 0 and (sampling.top_k or sampling.min_p or (sampling.top_p or 1.0) < 1):
+        raise UserError(
+            "sampling.temperature: top_k, top_p and min_p do nothing at temperature 0; say sampling=temperature1"
+        )
     if config.model.trust_remote_code:
         raise UserError("model.trust_remote_code: no checkpoint's code is ever run by engine=embedded; leave it false")
     if config.model.checkpoint is None and config.model.name not in WITH_PACKAGED:

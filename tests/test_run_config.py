@@ -56,7 +56,21 @@ VALUES: dict[str, Any] = {
         "scorer": "robust",
         "stop": None,
     },
-    "sampling": {"name": "greedy", "temperature": 0, "top_k": 0, "top_p": 1, "seed": 0, "ignore_eos": False},
+    "sampling": {
+        "name": "greedy",
+        "temperature": 0,
+        "top_k": 0,
+        "top_p": 1,
+        "min_p": 0,
+        "repetition_penalty": 1,
+        "presence_penalty": 0,
+        "frequency_penalty": 0,
+        "min_tokens": 0,
+        "stop_token_ids": [],
+        "bad_words": [],
+        "seed": 0,
+        "ignore_eos": False,
+    },
     "load": {"name": "closed", "concurrency": 4, "warmup": None, "repeats": 1},
     "report": {
         "name": "default",
@@ -70,8 +84,15 @@ VALUES: dict[str, Any] = {
     "dry_run": False,
     "output_root": "outputs",
 }
+SAMPLING = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.0, "repetition_penalty": 1.1}
 FACTS = CheckpointFacts(
-    path="folder", packaged=False, num_modules=8, max_model_len=128, dtype="bfloat16", hidden_feedback="chain"
+    path="folder",
+    packaged=False,
+    num_modules=8,
+    max_model_len=128,
+    dtype="bfloat16",
+    hidden_feedback="chain",
+    sampling=SAMPLING,
 )
 STUB = {"spec__method": "stub", "spec__drafts": "auto"}
 
@@ -142,7 +163,32 @@ def test_round_trip() -> None:
             "spec.accepted_rates: spec.accepted_counts is there too",
         ),
         ({"parallel__tensor_parallel_size": 2}, "parallel.tensor_parallel_size: the embedded engine runs on 1 device"),
-        ({"sampling__top_k": 5}, "sampling.temperature: top_k and top_p do nothing at temperature 0"),
+        (
+            {"spec__draft_sample_method": "probabilistic", "spec__method": "ngram"},
+            "spec.draft_sample_method: the drafts of ngram come without probabilities; say greedy",
+        ),
+        ({"spec__rejection_sample_method": "block"}, "spec.rejection_sample_method: block weighs the drafts' prob"),
+        (
+            {"spec__rejection_sample_method": "block", "spec__method": "ngram"},
+            "spec.rejection_sample_method: block weighs the drafts' probabilities, and greedy drafts have none",
+        ),
+        (
+            {"spec__rejection_sample_method": "synthetic"},
+            "spec.synthetic_acceptance_length: synthetic acceptance needs",
+        ),
+        ({"spec__synthetic_acceptance_rates": [0.5]}, "spec.synthetic_acceptance_rates: unused with standard; say"),
+        ({"spec__synthetic_acceptance_length": 2}, "spec.synthetic_acceptance_length: unused with standard; say"),
+        ({"spec__synthetic_acceptance_rates": 0.5}, "spec.synthetic_acceptance_rates: must be a list of numbers"),
+        (
+            {"spec__rejection_sample_method": "synthetic", "spec__synthetic_acceptance_rates": [0.5, 0.6]},
+            "spec.synthetic_acceptance_rates: chances that drafts 0 .. i are all accepted lie in 0 .. 1 and never rise",
+        ),
+        (
+            {"spec__rejection_sample_method": "synthetic", "spec__synthetic_acceptance_rates": [1.5, 0.6]},
+            "spec.synthetic_acceptance_rates: chances that drafts 0 .. i are all accepted lie in 0 .. 1 and never rise",
+        ),
+        ({"sampling__stop_token_ids": ["a"]}, "sampling.stop_token_ids: must be a list of whole numbers such as [1,2]"),
+        ({"sampling__top_k": 5}, "sampling.temperature: top_k, top_p and min_p do nothing at temperature 0"),
         ({"model__name": "hf"}, "model.checkpoint: model=hf needs one"),
         ({"model__trust_remote_code": True}, "model.trust_remote_code: no checkpoint's code is ever run"),
     ],
@@ -213,7 +259,7 @@ def test_a_plain_baseline_runs_beside_the_packaged_model(
 
 
 def test_drafts_need_modules() -> None:
-    plain = CheckpointFacts("folder", False, 0, 128, "float32", "chain")
+    plain = CheckpointFacts("folder", False, 0, 128, "float32", "chain", SAMPLING)
     with pytest.raises(UserError, match=r"spec\.method: folder has no MTP modules; say spec=ngram, "):
         resolved(plain)
     assert resolved(plain, spec__method="none", spec__num_speculative_tokens=None).spec.num_speculative_tokens is None
@@ -255,7 +301,7 @@ def test_what_resolving_puts_in() -> None:
 
 
 def test_packaged_problems_are_a_hundred_unless_said_otherwise() -> None:
-    packaged = CheckpointFacts("folder", True, 8, 128, "bfloat16", "chain")
+    packaged = CheckpointFacts("folder", True, 8, 128, "bfloat16", "chain", SAMPLING)
     assert resolved(packaged).eval.num_samples == PACKAGED_NUM_SAMPLES
     assert resolved(packaged, eval__num_samples=7).eval.num_samples == 7
     assert resolved(packaged, eval__data="rows.jsonl").eval.num_samples is None
@@ -275,3 +321,27 @@ def test_each_difference_is_one_line() -> None:
     assert "engine.device: auto -> cpu" in differences
     assert "load.warmup: None -> 4" in differences
     assert all(line.split(":")[0] in known_keys() for line in differences)
+
+
+def synthetic(**changes: Any) -> tuple[float, ...] | None:
+    return resolved(spec__rejection_sample_method="synthetic", **changes).spec.synthetic_acceptance_rates
+
+
+def test_a_synthetic_length_becomes_rates() -> None:
+    assert synthetic(spec__synthetic_acceptance_length=3.5) == (1.0, 1.0, 0.5, 0.0)
+    assert synthetic(spec__synthetic_acceptance_length=1) == (0.0, 0.0, 0.0, 0.0)
+    assert synthetic(spec__synthetic_acceptance_length=5) == (1.0, 1.0, 1.0, 1.0)
+    assert synthetic(spec__synthetic_acceptance_rates=[0.9, 0.5, 0.5, 0]) == (0.9, 0.5, 0.5, 0.0)
+    with pytest.raises(
+        UserError, match=r"^spec.synthetic_acceptance_length: 4 drafts and the bonus token make at most"
+    ):
+        synthetic(spec__synthetic_acceptance_length=5.5)
+    with pytest.raises(UserError, match=r"^spec.synthetic_acceptance_rates: 4 drafts need 4 rates, not 2"):
+        synthetic(spec__synthetic_acceptance_rates=[0.9, 0.5])
+
+
+def test_unset_sampling_is_the_checkpoints_own() -> None:
+    asked = {f"sampling__{key}": None for key in SAMPLING if key != "top_k"}
+    sampling = resolved(**asked, sampling__top_k=3).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.6, 3, 0.95)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.0, 1.1)

@@ -129,7 +129,7 @@ class LLMEngine:
         """Ids that end the request, and token sequences that it may not generate."""
         sampling = source.sampling
         eos_token_ids = self.model_config.eos_token_ids
-        check_parameters(source.request_id, sampling, self.model_config.vocab_size, eos_token_ids)
+        check_parameters(f"request {source.request_id}: ", sampling, self.model_config.vocab_size, eos_token_ids)
         if (sampling.stop or sampling.bad_words) and self.tokenizer is None:
             raise UserError(f"request {source.request_id}: stop strings and bad words need one: set model.tokenizer")
         encode = None if self.tokenizer is None else self.tokenizer.encode
@@ -273,6 +273,7 @@ class LLMEngine:
             prompt_text=running.prompt_text,
             logprobs=running.logprobs,
             prompt_logprobs=running.prompt_logprobs,
+            sampling=request.sampling,
         )
 
     def generate(self, requests: Iterable[GenerateRequest], load: Load, listener: GenerateListener) -> None:

@@ -16,8 +16,11 @@ import torch
 
 from specbench.engine.layers.metadata import AttentionMetadataBuilder, RowLayout, num_table_columns
 from specbench.engine.llm_engine import LLMEngine
+from specbench.engine.sampling.parameters import RequestSampling, bad_word_sequences, stop_ids
+from specbench.engine.sampling.sampler import process
+from specbench.engine.sampling.sampling_state import SamplingState
 from specbench.engine.scheduling.kv_cache import KVCacheManager
-from specbench.generate import GenerateResult
+from specbench.generate import GenerateResult, SamplingParams
 from specbench.records import OutputCheck
 
 #: Ids whose logits are kept of every single row, to be compared with the verify row on the same prefix.
@@ -28,7 +31,8 @@ _NUM_DIFFERENCES_KEPT = 10
 def check_output(engine: LLMEngine, results: Sequence[GenerateResult], limit: int) -> OutputCheck:
     """Replay min(limit, all) finished greedy requests on an idle engine.
 
-    Every emitted token must be the argmax of plain decoding on the tokens before it. Where it is not, the difference is
+    Every emitted token must be the argmax of plain decoding on the tokens before it, under the request's penalties and
+    whatever else it asks for. Where it is not, the difference is
     a near tie if the argmax leads by at most twice the largest logit difference seen here between single rows and rows
     of k + 1 on the same prefix: rounding of that size can turn the order of two logits.
     """
@@ -88,12 +92,27 @@ class _Replay:
         )
         self.tokens = [result.prompt_token_ids + result.output_token_ids for result in results]
         self.num_prompt = [len(result.prompt_token_ids) for result in results]
+        self.sampling = SamplingState(len(results), engine.model.vocab_size, self.device)
+        for row, result in enumerate(results):
+            self.sampling.add(row, self._sampling_of(result))
+
+    def _sampling_of(self, result: GenerateResult) -> RequestSampling:
+        """What the request asked for; its random key is not needed."""
+        params = result.sampling or SamplingParams(len(result.output_token_ids))
+        tokenizer = self.engine.tokenizer
+        return RequestSampling(
+            params,
+            key=0,
+            num_prompt_tokens=len(result.prompt_token_ids),
+            stop_token_ids=stop_ids(params, self.engine.model_config.eos_token_ids),
+            bad_words=bad_word_sequences(params, None if tokenizer is None else tokenizer.encode),
+        )
 
     @torch.inference_mode()
     def run(self) -> list[ReplayedRequest]:
         singles = [_SingleRows(result.output_token_ids) for result in self.results]
         for request, first_output, logits in self._decode(num_rows=1):
-            singles[request].add(first_output, logits)
+            singles[request].add(first_output, logits, self._processed(request, first_output, logits))
         differences = [0.0] * len(self.results)
         num_verify_rows = self.engine.config.num_speculative_tokens + 1
         if num_verify_rows > 1:
@@ -101,6 +120,14 @@ class _Replay:
                 difference = singles[request].difference(first_output, logits)
                 differences[request] = max(differences[request], difference)
         return [single.finish(difference) for single, difference in zip(singles, differences, strict=True)]
+
+    def _processed(self, request: int, first_output: int, logits: torch.Tensor) -> torch.Tensor:
+        """What the request's parameters make of these rows, [rows, vocab]."""
+        tokens = torch.tensor(self.tokens[request], device=self.device).expand(len(self.tokens), -1)
+        first_position = self.num_prompt[request] + first_output
+        positions = torch.arange(first_position, first_position + len(logits), device=self.device)
+        rows = self.sampling.rows([request], (0, len(logits)), torch.full_like(positions, request), positions, tokens)
+        return logits if rows is None else process(logits.clone(), rows)
 
     def _decode(self, num_rows: int) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Yield (request, index of the first output token, logits [rows, vocab]) of `num_rows` rows at a time.
@@ -174,13 +201,13 @@ class _SingleRows:
         self.is_finite = True
         self.top: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def add(self, first_output: int, logits: torch.Tensor) -> None:
+    def add(self, first_output: int, logits: torch.Tensor, processed: torch.Tensor) -> None:
         self.is_finite &= bool(logits.isfinite().all())
         top = logits.topk(min(_NUM_COMPARED_IDS, logits.shape[-1]), dim=-1)
         for row, output_index in enumerate(range(first_output, first_output + len(logits))):
-            emitted = logits[row, self.emitted[output_index]]
-            self.argmax_np[output_index] = int(logits[row].argmax())
-            self.margin_np[output_index] = float(logits[row].max() - emitted)
+            lead = processed[row].max() - processed[row, self.emitted[output_index]]
+            self.argmax_np[output_index] = int(processed[row].argmax())
+            self.margin_np[output_index] = float(lead.nan_to_num())  # a banned token's is infinite, and JSON has none
             self.top[output_index] = (top.indices[row], top.values[row])
 
     def difference(self, first_output: int, logits: torch.Tensor) -> float:

@@ -124,21 +124,35 @@ def _request(task: Task, sample: Sample, sampling: SamplingConfig, *, repeat: in
     return GenerateRequest(
         request_id=request_id,
         sample_id=sample.sample_id,
-        sampling=SamplingParams(
-            max_output_tokens=sample.max_output_tokens,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            seed=sampling.seed + repeat,
-            stop=task.stop,
-            ignore_eos=sampling.ignore_eos,
-        ),
+        sampling=_params(task, sample, sampling, repeat),
         prompt=sample.prompt,
         messages=sample.messages,
         prompt_token_ids=sample.prompt_token_ids,
         turn=sample.turn,
         repeat=repeat,
         category=sample.category,
+    )
+
+
+def _params(task: Task, sample: Sample, sampling: SamplingConfig, repeat: int) -> SamplingParams:
+    """The run's parameters for one request; `resolve` has put numbers in place of what was unset."""
+    assert sampling.temperature is not None and sampling.top_k is not None and sampling.top_p is not None
+    assert sampling.min_p is not None and sampling.repetition_penalty is not None
+    return SamplingParams(
+        max_output_tokens=sample.max_output_tokens,
+        temperature=sampling.temperature,
+        top_k=sampling.top_k,
+        top_p=sampling.top_p,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        bad_words=sampling.bad_words,
+        min_tokens=sampling.min_tokens,
+        seed=sampling.seed + repeat,
+        stop=task.stop,
+        stop_token_ids=sampling.stop_token_ids,
+        ignore_eos=sampling.ignore_eos,
     )
 
 

@@ -62,3 +62,36 @@ def test_nothing_to_check_is_said(folder: Path):
     engine = make_engine(folder, 2)
     assert check_output(engine, [], limit=32).status == "not_checked"
     assert check_output(engine, [], limit=0).status == "not_checked"
+
+
+#: What a greedy request may ask for.
+ASKED = [
+    {"repetition_penalty": 1.5, "frequency_penalty": 0.2},
+    {"logit_bias": ((3, 4.0),), "presence_penalty": 1.0},
+    {"allowed_token_ids": tuple(range(0, 250, 3))},
+    {"bad_word_token_ids": tuple((token_id,) for token_id in range(0, 250, 2))},
+    {"min_tokens": 20, "stop_token_ids": tuple(range(100, 250)), "logprobs": 2},
+    {},
+]
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_penalties_and_bans_are_replayed(folder: Path, k: int):
+    prompts = ragged_prompts(len(ASKED), seed=2)
+    requests = [token_request(f"r{i}", prompts[i], 20, **asked) for i, asked in enumerate(ASKED)]
+    engine = make_engine(folder, k)
+    results = list(run(engine, requests).values())
+    check = check_output(engine, results, limit=10)
+    assert (check.status, check.identical) == ("identical", len(ASKED))
+    # Without its parameters every text but the last is another one's.
+    check = check_output(engine, [replace(result, sampling=None) for result in results], limit=10)
+    assert (check.status, check.mismatches) == ("mismatch", len(ASKED) - 1)
+
+
+def test_a_banned_token_is_a_mismatch_of_finite_margin(folder: Path):
+    engine = make_engine(folder, 4)
+    (result,) = run(engine, [token_request("r", [5, 6, 7], 10)]).values()
+    asked = replace(result.sampling, bad_word_token_ids=((result.output_token_ids[4],),))
+    check = check_output(engine, [replace(result, sampling=asked)], limit=8)
+    assert check.status == "mismatch"
+    assert check.largest_margin is not None and 1e30 < check.largest_margin < float("inf")

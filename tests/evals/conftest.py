@@ -73,4 +73,18 @@ def prompts_config(eval_config: Callable[..., EvalConfig]) -> Callable[..., Eval
 
 @pytest.fixture
 def sampling() -> SamplingConfig:
-    return SamplingConfig(name="temperature1", temperature=1.0, top_k=0, top_p=1.0, seed=7, ignore_eos=False)
+    return SamplingConfig(
+        name="temperature1",
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.5,
+        min_tokens=2,
+        stop_token_ids=(9,),
+        bad_words=("bad",),
+        seed=7,
+        ignore_eos=False,
+    )

@@ -46,16 +46,15 @@ def bad_word_sequences(
     return tuple(dict.fromkeys((*sampling.bad_word_token_ids, *(ids for ids in encoded if ids))))
 
 
-def check_parameters(
-    request_id: str, sampling: SamplingParams, vocab_size: int, eos_token_ids: tuple[int, ...]
-) -> None:
-    """UserError for a value out of range, an id that is none, or parameters that leave nothing to generate."""
+def check_parameters(where: str, sampling: SamplingParams, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+    """UserError for a value out of range, an id that is none, or parameters that leave nothing to generate. `where`
+    goes before the parameter's name."""
     try:
         _check_ranges(sampling, vocab_size)
         _check_ids(sampling, vocab_size)
         _check_something_is_left(sampling, stop_ids(sampling, eos_token_ids))
     except UserError as error:
-        raise UserError(f"request {request_id}: {error}") from None
+        raise UserError(f"{where}{error}") from None
 
 
 def _check_ranges(sampling: SamplingParams, vocab_size: int) -> None:
