@@ -143,6 +143,8 @@ def _rescored(path: Path, scorer: str) -> tuple[RunRecord, dict]:
     """The run with another headline scorer, written."""
     directory = RunDirectory.open(path)
     record, log = directory.read_run(), directory.read_event_log()
+    if record.config["spec"].get("rejection_sample_method") == "synthetic":
+        raise UserError(f"{path}: drafts were accepted by coins, so the text answers nothing; score a verified run")
     log.samples = rescore(log.samples, scorer)
     directory.write_tables(log)
     record.config["eval"]["scorer"] = scorer

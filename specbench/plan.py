@@ -131,8 +131,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
             "refuses; say eval.data=FILE"
         )
     if config.spec.rejection_sample_method == "synthetic":
-        # What coins accept is no answer to anything.
-        task = dataclasses.replace(task, scorers=(), headline=None)
+        task = dataclasses.replace(task, scorers=())
     requests = tuple(measured_requests(task, config.sampling, config.load.repeats))
     for sampling in {request.sampling for request in requests}:
         check_parameters("sampling.", sampling, model_config.vocab_size, model_config.eos_token_ids)

@@ -278,6 +278,8 @@ def resolve(config: RunConfig, facts: CheckpointFacts, *, device: str, is_sweep:
     changes["spec"] |= _spec_changes(config.spec, facts)
     unset = [key for key in facts.sampling if getattr(config.sampling, key) is None]
     changes["sampling"] |= {key: facts.sampling[key] for key in unset}
+    if config.spec.rejection_sample_method == "synthetic":
+        changes["eval"]["scorer"] = None  # what coins accept is no answer to anything
     if facts.packaged and config.eval.name == "gsm8k" and config.eval.data is None and config.eval.num_samples is None:
         changes["eval"]["num_samples"] = PACKAGED_NUM_SAMPLES
     if config.load.warmup is None:
@@ -367,6 +369,10 @@ def _synthetic_rates(spec: SpecConfig, num_drafts: int) -> tuple[float, ...]:
     return rates
 
 
+#: Values of spec.method whose drafts don't come from logits.
+_WITHOUT_PROBABILITIES = ("ngram", "stub")
+
+
 def _check_spec_sampling(spec: SpecConfig) -> None:
     """How drafts are drawn and accepted."""
     method, rates, length = (
@@ -374,12 +380,14 @@ def _check_spec_sampling(spec: SpecConfig) -> None:
         spec.synthetic_acceptance_rates,
         spec.synthetic_acceptance_length,
     )
-    if spec.draft_sample_method == "probabilistic" and spec.method in ("ngram", "stub"):
+    if spec.draft_sample_method == "probabilistic" and spec.method in _WITHOUT_PROBABILITIES:
         raise UserError(f"spec.draft_sample_method: the drafts of {spec.method} come without probabilities; say greedy")
     if method == "block" and spec.draft_sample_method != "probabilistic":
+        is_drawable = spec.method not in _WITHOUT_PROBABILITIES
+        reason = "greedy drafts have none" if is_drawable else f"those of {spec.method} have none"
+        advice = "spec.draft_sample_method=probabilistic" if is_drawable else "standard"
         raise UserError(
-            "spec.rejection_sample_method: block weighs the drafts' probabilities, and greedy drafts have none; say "
-            "spec.draft_sample_method=probabilistic"
+            f"spec.rejection_sample_method: block weighs the drafts' probabilities, and {reason}; say {advice}"
         )
     for key, value in (("rates", rates), ("length", length)):
         if value is not None and method != "synthetic":

@@ -167,10 +167,13 @@ def test_round_trip() -> None:
             {"spec__draft_sample_method": "probabilistic", "spec__method": "ngram"},
             "spec.draft_sample_method: the drafts of ngram come without probabilities; say greedy",
         ),
-        ({"spec__rejection_sample_method": "block"}, "spec.rejection_sample_method: block weighs the drafts' prob"),
+        (
+            {"spec__rejection_sample_method": "block"},
+            "spec.rejection_sample_method: block weighs the drafts' probabilities, and greedy drafts",
+        ),
         (
             {"spec__rejection_sample_method": "block", "spec__method": "ngram"},
-            "spec.rejection_sample_method: block weighs the drafts' probabilities, and greedy drafts have none",
+            "spec.rejection_sample_method: block weighs the drafts' probabilities, and those of ngram",
         ),
         (
             {"spec__rejection_sample_method": "synthetic"},

@@ -90,8 +90,22 @@ def is_unfinished(run: RunRecord) -> bool:
 
 
 def run_title(run: RunRecord) -> str:
-    """`mtp8 on gsm8k`"""
-    return f"{run.config['spec']['name']} on {data_title(run.data, run.config['eval']['name'])}"
+    """`mtp8 on gsm8k`, and how drafts were drawn and accepted where that is not plain."""
+    data = data_title(run.data, run.config["eval"]["name"])
+    return f"{run.config['spec']['name']}{_verification_title(run)} on {data}"
+
+
+def is_synthetic(run: RunRecord) -> bool:
+    """Whether drafts were accepted by coins of given rates: nothing about the text can be read off such a run."""
+    return run.config["spec"].get("rejection_sample_method") == "synthetic"
+
+
+def _verification_title(run: RunRecord) -> str:
+    if is_synthetic(run):
+        return " with synthetic acceptance (the text means nothing)"
+    spec = run.config["spec"]
+    is_drawn = spec.get("draft_sample_method") == "probabilistic" and spec["name"] != "none"
+    return f" with probabilistic drafts, {spec['rejection_sample_method']} verification" if is_drawn else ""
 
 
 def _what_ran(run: RunRecord) -> Section:
@@ -210,6 +224,9 @@ def _side(value: float | None) -> str:
 def _accuracy(run: RunRecord, metrics: dict) -> Section:
     accuracy = metrics["eval"]
     data = data_title(run.data, run.config["eval"]["name"])
+    if is_synthetic(run):
+        refusal = "**Not given**: drafts were accepted by coins (spec.rejection_sample_method=synthetic), not verified."
+        return Section("Accuracy", (data, refusal))
     if accuracy["total"] is None:
         return Section("Accuracy", (data, "Nothing was scored."))
     headline = (

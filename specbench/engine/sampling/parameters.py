@@ -58,25 +58,29 @@ def check_parameters(where: str, sampling: SamplingParams, vocab_size: int, eos_
 
 
 def _check_ranges(sampling: SamplingParams, vocab_size: int) -> None:
-    for name, is_good, range_text in (
-        ("temperature", 0 <= sampling.temperature < math.inf, "0 or more"),
-        ("top_k", sampling.top_k >= 0, "0 or more"),
-        ("top_p", 0 < sampling.top_p <= 1, "above 0 and at most 1"),
-        ("min_p", 0 <= sampling.min_p <= 1, "0 to 1"),
-        ("repetition_penalty", 0 < sampling.repetition_penalty < math.inf, "above 0"),
-        ("presence_penalty", math.isfinite(sampling.presence_penalty), "a number"),
-        ("frequency_penalty", math.isfinite(sampling.frequency_penalty), "a number"),
-        ("logit_bias", all(math.isfinite(bias) for _, bias in sampling.logit_bias), "numbers"),
-        ("min_tokens", 0 <= sampling.min_tokens <= sampling.max_output_tokens, "0 to max_output_tokens"),
-        ("logprobs", sampling.logprobs is None or 0 <= sampling.logprobs <= vocab_size, "0 to the vocabulary's size"),
+    biases = [bias for _, bias in sampling.logit_bias]
+    for name, value, is_good, range_text in (
+        ("temperature", sampling.temperature, 0 <= sampling.temperature < math.inf, "0 or more"),
+        ("top_k", sampling.top_k, sampling.top_k >= 0, "0 or more"),
+        ("top_p", sampling.top_p, 0 < sampling.top_p <= 1, "above 0 and at most 1"),
+        ("min_p", sampling.min_p, 0 <= sampling.min_p <= 1, "from 0 to 1"),
+        ("repetition_penalty", sampling.repetition_penalty, 0 < sampling.repetition_penalty < math.inf, "above 0"),
+        ("presence_penalty", sampling.presence_penalty, math.isfinite(sampling.presence_penalty), "a number"),
+        ("frequency_penalty", sampling.frequency_penalty, math.isfinite(sampling.frequency_penalty), "a number"),
+        ("logit_bias", biases, all(map(math.isfinite, biases)), "numbers"),
         (
-            "prompt_logprobs",
-            sampling.prompt_logprobs is None or 0 <= sampling.prompt_logprobs <= vocab_size,
-            "0 to the vocabulary's size",
+            "min_tokens",
+            sampling.min_tokens,
+            0 <= sampling.min_tokens <= sampling.max_output_tokens,
+            f"from 0 to max_output_tokens={sampling.max_output_tokens}",
+        ),
+        *(
+            (name, value, value is None or 0 <= value <= vocab_size, f"from 0 to {vocab_size}, the vocabulary")
+            for name, value in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs))
         ),
     ):
         if not is_good:
-            raise UserError(f"{name}: must be {range_text}")
+            raise UserError(f"{name}: must be {range_text}, not {value}")
 
 
 def _check_ids(sampling: SamplingParams, vocab_size: int) -> None:
