@@ -7,6 +7,7 @@ belong here: deciding (plan.py), running requests (engine/), judging records (re
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -173,6 +174,7 @@ def execute(
     with _honest_ending(record, directory, len(plan.requests)):
         machinery = embedded_machinery()
         engine = machinery.start_engine(_with_drafts(plan, machinery, directory, clock), clock, terminal.status)
+        record.memory = engine.memory_budget()
         results = _in_order(plan, _earlier_results(plan, log) + _measure(plan, engine, directory, requests, log))
         terminal.status("checking the output")
         record.output_check = _check_output(plan.config, machinery, engine, results)
@@ -223,7 +225,10 @@ def _measure(
             terminal.status(f"warming up with {len(warmup)} requests")
             engine.generate(warmup, load, GenerateListener(recorder.finished, recorder.stepped))
         with terminal.LiveProgress(config.spec.name, len(requests)) as progress:
-            engine.generate(requests, load, _recorded_and_shown(recorder, progress))
+            for _, repeat in itertools.groupby(requests, key=lambda request: request.repeat):
+                if config.load.reset_cache:
+                    engine.reset_prefix_cache()
+                engine.generate(list(repeat), load, _recorded_and_shown(recorder, progress))
     return recorder.measured
 
 
@@ -354,8 +359,9 @@ def _baseline_notices(plan: Plan, machinery: Machinery, engine: Target, clock: C
 
 
 def _token_per_s(engine: Target, requests: Sequence[GenerateRequest], load: Load, clock: Callable[[], float]) -> float:
-    """Output tokens a second over the requests, after one of them as warm-up."""
+    """Output tokens a second over the requests, after one of them as warm-up, with an empty prefix cache."""
     engine.generate(requests[:1], load, GenerateListener(lambda result: None))
+    engine.reset_prefix_cache()
     counts: list[int] = []
     start_s = clock()
     engine.generate(requests, load, GenerateListener(lambda result: counts.append(result.record.num_output_tokens)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from specbench.records import EngineStep, RequestRecord, VerifyStep
 
@@ -141,4 +141,12 @@ class Target(Protocol):
 
     def generate(self, requests: Iterable[GenerateRequest], load: Load, listener: GenerateListener) -> None:
         """Run all requests, submitting them as `load` says. A request that fails is a result, not an exception."""
+        ...
+
+    def reset_prefix_cache(self) -> None:
+        """What ran so far no longer speeds up what comes."""
+        ...
+
+    def memory_budget(self) -> dict[str, Any]:
+        """What run.json keeps of the target's memory; empty where it can't be known."""
         ...

@@ -20,9 +20,8 @@ from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.generation_config import sampling_defaults
 from specbench.engine.config import EngineConfig
-from specbench.engine.execution.memory import MemoryPlan, plan_memory
-from specbench.engine.models.registry import check_checkpoint, load_model_config, target_cache_groups
-from specbench.engine.proposers.registry import make_proposer
+from specbench.engine.execution.memory import MemoryPlan, memory_text
+from specbench.engine.models.registry import check_checkpoint, load_model_config
 from specbench.engine.sampling.parameters import check_parameters
 from specbench.errors import UserError
 from specbench.evals.registry import load_task
@@ -34,7 +33,6 @@ from specbench.records import ModelIdentity, RunRecord
 from specbench.run_config import CheckpointFacts, RunConfig, SpecConfig, resolve
 from specbench.run_directory import EventLog, RunDirectory
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 _KNOWN_HASHES: dict[tuple, str] = {}
 
 
@@ -56,30 +54,22 @@ class Plan:
 
     @property
     def engine_config(self) -> EngineConfig:
-        return make_engine_config(self.config, self.checkpoint.path, self.cache_bytes_limit)
+        return make_engine_config(self.config, self.checkpoint.path, self.memory_limit)
 
     @property
-    def weight_bytes(self) -> int:
-        return self.num_parameters * DTYPE_BYTES[self.config.model.dtype]
-
-    @property
-    def cache_bytes_limit(self) -> int | None:
-        """What memory_fraction of the free memory leaves for caches; None where free memory can't be read."""
+    def memory_limit(self) -> int | None:
+        """memory_fraction of the free memory, in bytes; None where free memory can't be read."""
         free = free_bytes(self.config.engine.device)
-        if free is None:
-            return None
-        return max(0, int(self.config.cache.memory_fraction * free) - self.weight_bytes)
+        return None if free is None else int(self.config.cache.memory_fraction * free)
 
-    def plan_caches(self) -> MemoryPlan:
-        """Blocks and bytes of the caches. UserError where not one request fits."""
-        engine = self.engine_config
-        specs, fixed_bytes = target_cache_groups(self.checkpoint, engine.dtype), 0
-        proposer = make_proposer(engine, self.checkpoint)
-        if proposer is not None:
-            requirements = proposer.requirements()
-            specs, fixed_bytes = specs + requirements.cache_groups, requirements.fixed_bytes
-        _check_block_size(engine.block_size, specs)
-        return plan_memory(engine, specs, fixed_bytes)
+    def plan_memory(self) -> MemoryPlan:
+        """The engine's memory budget. UserError where not one request fits."""
+        # Only now is torch needed: a mistake elsewhere is told without waiting for it.
+        from specbench.engine.llm_engine import plan_engine_memory
+
+        memory = plan_engine_memory(self.engine_config)
+        _check_block_size(memory.block_size, memory.specs)
+        return memory
 
     @property
     def num_parameters(self) -> int:
@@ -158,7 +148,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
         requests,
         tuple(notices),
     )
-    plan.plan_caches()
+    plan.plan_memory()
     _check_gates(plan)
     return plan
 
@@ -291,7 +281,7 @@ def _num_modules_used(spec: SpecConfig) -> int:
     return 1 if spec.modules == "single" else spec.num_speculative_tokens or 0
 
 
-def make_engine_config(config: RunConfig, checkpoint: Path, cache_bytes_limit: int | None) -> EngineConfig:
+def make_engine_config(config: RunConfig, checkpoint: Path, memory_limit: int | None) -> EngineConfig:
     """The embedded engine's settings from a resolved configuration."""
     spec, max_model_len = config.spec, config.model.max_model_len
     assert max_model_len is not None
@@ -305,6 +295,7 @@ def make_engine_config(config: RunConfig, checkpoint: Path, cache_bytes_limit: i
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         block_size=config.cache.block_size,
         num_blocks=config.cache.num_blocks,
+        prefix_caching=config.cache.prefix_caching,
         num_speculative_tokens=num_drafts,
         proposer=f"mtp_{spec.modules}" if spec.method == "mtp" else spec.method,
         hidden_feedback="chain" if spec.hidden_feedback == "auto" else spec.hidden_feedback,
@@ -321,7 +312,7 @@ def make_engine_config(config: RunConfig, checkpoint: Path, cache_bytes_limit: i
         accepted_rates=spec.accepted_rates,
         tokenizer=config.model.tokenizer,
         chat_template=config.model.chat_template,
-        cache_bytes_limit=cache_bytes_limit,
+        memory_limit=memory_limit,
     )
 
 
@@ -376,10 +367,9 @@ def describe(plan: Plan) -> str:
 
 
 def _memory_line(plan: Plan) -> str:
-    memory, limit = plan.plan_caches(), plan.cache_bytes_limit
-    target, draft = memory.cache_bytes("target") / 2**20, memory.cache_bytes("draft") / 2**20
-    bound = "" if limit is None else f", of at most {limit / 2**20:,.0f} (cache.memory_fraction)"
-    return f"MiB: {plan.weight_bytes / 2**20:,.1f} weights, {target:,.1f} target and {draft:,.1f} draft caches{bound}"
+    limit = plan.memory_limit
+    bound = "" if limit is None else f"; at most {limit / 2**20:,.1f} MiB by cache.memory_fraction"
+    return f"{memory_text(plan.plan_memory())}{bound}"
 
 
 def _fallbacks(plan: Plan) -> list[str]:

@@ -85,6 +85,7 @@ class EngineStepColumns(Sequence[EngineStep]):
     draft_s: np.ndarray
     kv_blocks_used: np.ndarray
     num_preempted: np.ndarray
+    num_evicted_blocks: np.ndarray
 
     @classmethod
     def of(cls, steps: Sequence[EngineStep]) -> EngineStepColumns:

@@ -35,7 +35,7 @@ COLUMN_TYPES: dict[type, dict[str, str]] = {
         "is_warmup": "bool",
         "category": "str?",
         "num_prompt_tokens": "int32",
-        "num_cached_prompt_tokens": "int32",
+        "num_cached_prompt_tokens": "int32?",
         "num_output_tokens": "int32",
         "finish_reason": "str",
         "arrival_s": "float64",
@@ -71,6 +71,7 @@ COLUMN_TYPES: dict[type, dict[str, str]] = {
         "draft_s": "float64?",
         "kv_blocks_used": "int32",
         "num_preempted": "int32",
+        "num_evicted_blocks": "int32",
     },
     SampleRecord: {
         "sample_id": "str",

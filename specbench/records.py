@@ -23,7 +23,8 @@ class RequestRecord:
     is_warmup: bool
     category: str | None
     num_prompt_tokens: int
-    num_cached_prompt_tokens: int
+    #: Of these, found in the prefix cache at the first admission; None when it was off, or not asked.
+    num_cached_prompt_tokens: int | None
     #: Kept tokens; a stop token counts here, though it is not in the text.
     num_output_tokens: int
     #: "stop", "length", "error" or "aborted".
@@ -75,8 +76,11 @@ class EngineStep:
     target_s: float | None
     verify_s: float | None
     draft_s: float | None
+    #: Blocks that requests held, over all cache groups.
     kv_blocks_used: int
     num_preempted: int
+    #: Blocks of the prefix cache that were given to other tokens.
+    num_evicted_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +182,6 @@ class RunRecord:
     draft_model: ModelIdentity | None = None
     #: Notices that the reader of any figure must see: fallbacks, packaged data, skipped checks.
     notices: list[str] = field(default_factory=list)
-    #: Query and hit tokens of the prefix cache; empty when there is none.
-    cache_counters: dict[str, int] = field(default_factory=dict)
+    #: The engine's memory budget: bytes a line, KV bytes a token, blocks of each cache group. Empty for a server.
+    memory: dict = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION

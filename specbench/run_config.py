@@ -124,6 +124,8 @@ class CacheConfig:
     block_size: Positive
     #: None: what max_num_seqs requests of max_model_len can need, within memory_fraction.
     num_blocks: Positive | None
+    #: Share the blocks of equal prefixes between requests.
+    prefix_caching: bool
     #: Share of the device's free memory (of the machine's on a CPU) that weights and caches may take together.
     memory_fraction: Annotated[float, Within(0, 1)]
 
@@ -179,6 +181,8 @@ class LoadConfig:
     concurrency: Positive
     #: Warm-up requests; None: as many as the concurrency.
     warmup: Count | None
+    #: Empty the prefix cache after warm-up and between repeats, so that no run warms another.
+    reset_cache: bool
     repeats: Positive
 
 

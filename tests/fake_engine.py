@@ -31,6 +31,12 @@ class FakeEngine:
             listener.on_engine_step(self._step())
             listener.on_finished(self._result(request))
 
+    def reset_prefix_cache(self) -> None:
+        self._script.seen_at_reset.append(len(self._script.seen))
+
+    def memory_budget(self) -> dict:
+        return {"total_bytes": 1}
+
     def _in_order(self, requests: Iterable[GenerateRequest], load: Load) -> Iterator[GenerateRequest]:
         waiting, flying = list(requests), 0
         num_submitted = 0
@@ -43,7 +49,7 @@ class FakeEngine:
     def _step(self) -> EngineStep:
         now = self._clock()
         self._num_steps += 1
-        return EngineStep(self._num_steps - 1, now, now, 1, 0, 1, 0.0, None, None, None, 1, 0)
+        return EngineStep(self._num_steps - 1, now, now, 1, 0, 1, 0.0, None, None, None, 1, 0, 0)
 
     def _result(self, request: GenerateRequest) -> GenerateResult:
         now = self._clock()
@@ -105,6 +111,8 @@ class Script:
         self.failing: set[str] = set()
         #: Ids in the order of their answers.
         self.seen: list[str] = []
+        #: How many had been answered when a prefix cache was emptied.
+        self.seen_at_reset: list[int] = []
         #: Settings of each engine that was started.
         self.started: list[EngineConfig] = []
 

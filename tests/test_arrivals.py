@@ -20,7 +20,7 @@ def test_only_a_finished_request_frees_a_client() -> None:
 
 
 def test_a_simulated_run_never_exceeds_the_concurrency() -> None:
-    load = make_load(LoadConfig(name="closed", concurrency=3, warmup=0, repeats=1))
+    load = make_load(LoadConfig(name="closed", concurrency=3, warmup=0, repeats=1, reset_cache=True))
     num_submitted, in_flight, most = 0, 0, 0
     for step in range(200):
         num_due = min(load.num_due(float(step), num_submitted, in_flight), 100 - num_submitted)

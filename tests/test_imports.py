@@ -25,7 +25,7 @@ FLOORS = (
 #: The same inside the engine.
 ENGINE_FLOORS = (
     ("kernels",),
-    ("config", "cache_group"),
+    ("config", "cache_group", "prefix_keys"),
     ("layers", "checkpoints", "channels", "chat", "detokenizer", "stop_strings"),
     # Metadata of rows is built alike for the target and for a drafter, so it lies below both.
     ("models", "sampling", "tokenizer", "request", "output_stream", "execution.attention_metadata"),

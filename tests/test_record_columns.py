@@ -18,7 +18,7 @@ from specbench.run_directory import EventLog, RunDirectory
 from tests.reports.event_logs import make_request, make_sample, make_step, simulate
 
 ENGINE_STEPS = [
-    EngineStep(index, index / 3, index / 3 + 0.1, 0, 2, 5, 0.001, None if index % 2 else 0.03, 0.002, None, 7, 0)
+    EngineStep(index, index / 3, index / 3 + 0.1, 0, 2, 5, 0.001, None if index % 2 else 0.03, 0.002, None, 7, 0, 0)
     for index in range(9)
 ]
 

@@ -33,6 +33,7 @@ TABLES = {
 #: Annotation -> the column types that may hold it.
 HOLDS = {
     int: {"int16", "int32", "int64"},
+    int | None: {"int32?"},
     float: {"float64"},
     str: {"str"},
     bool: {"bool"},

@@ -43,7 +43,7 @@ VALUES: dict[str, Any] = {
     },
     "parallel": {"name": "tp1", "tensor_parallel_size": 1},
     "engine": {"name": "embedded", "device": "auto", "max_num_seqs": 8, "max_num_batched_tokens": 64},
-    "cache": {"name": "plain", "block_size": 16, "num_blocks": None, "memory_fraction": 0.5},
+    "cache": {"name": "plain", "block_size": 16, "num_blocks": None, "prefix_caching": False, "memory_fraction": 0.5},
     "eval": {
         "name": "gsm8k",
         "data": None,
@@ -71,7 +71,7 @@ VALUES: dict[str, Any] = {
         "seed": 0,
         "ignore_eos": False,
     },
-    "load": {"name": "closed", "concurrency": 4, "warmup": None, "repeats": 1},
+    "load": {"name": "closed", "concurrency": 4, "warmup": None, "repeats": 1, "reset_cache": True},
     "report": {
         "name": "default",
         "output_check_requests": 8,

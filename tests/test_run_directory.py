@@ -46,7 +46,7 @@ REQUEST = RequestRecord("r0", "s0", 0, 0, False, None, 5, 2, 4, "stop", 0.0, 0.1
 FAILED = RequestRecord("r1", "s1", 1, 2, False, "math", 5, 0, 0, "error", 0.5, None, None, None, 1, "lost")
 WARMUP = replace(REQUEST, request_id="w0", is_warmup=True)
 STEPS = [VerifyStep("r0", 0, 3, 1, 8, 3, 3, 1, True, 2, 0.3)]
-ENGINE_STEP = EngineStep(3, 0.2, 0.3, 0, 1, 9, 0.001, None, 0.002, None, 7, 0)
+ENGINE_STEP = EngineStep(3, 0.2, 0.3, 0, 1, 9, 0.001, None, 0.002, None, 7, 0, 0)
 SAMPLE = SampleRecord(
     "s0",
     0,

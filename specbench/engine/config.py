@@ -67,7 +67,9 @@ class EngineConfig:
     tokenizer: str | None = None
     #: A Jinja file; None takes the checkpoint's own.
     chat_template: str | None = None
-    #: The most bytes that caches may take; None: no limit.
-    cache_bytes_limit: int | None = None
+    #: The most bytes that weights, caches and buffers may take together; None: no limit.
+    memory_limit: int | None = None
+    #: Share the blocks of equal prefixes between requests.
+    prefix_caching: bool = False
     #: Steps that may be outstanding when the next one is scheduled: 0 or 1.
     pipeline_depth: int = 0

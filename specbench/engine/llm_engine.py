@@ -10,16 +10,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
-from specbench.engine.execution.memory import MemoryPlan, plan_memory
+from specbench.engine.execution.memory import MemoryPlan, memory_text, plan_memory
 from specbench.engine.execution.model_runner import ModelRunner
+from specbench.engine.execution.request_state import RequestState
 from specbench.engine.layers.cache import CachePool
-from specbench.engine.models.registry import build_model, load_model_config
+from specbench.engine.models.model_config import ModelConfig
+from specbench.engine.models.registry import build_model, load_model_config, target_cache_groups, weight_bytes
 from specbench.engine.output_stream import OutputStream
 from specbench.engine.proposers.proposer import ProposerRequirements
 from specbench.engine.proposers.registry import make_proposer
@@ -83,11 +86,10 @@ class LLMEngine:
         self.model = build_model(checkpoint, self.model_config, _DTYPES[config.dtype], device)
         proposer = make_proposer(config, checkpoint)
         requirements = _NO_PROPOSER if proposer is None else proposer.requirements()
-        specs = self.model.cache_groups() + requirements.cache_groups
         _check_sampling(config, requirements)
-        draft_bytes = draft_probability_bytes(config, self.model_config.vocab_size)
-        self.memory = plan_memory(config, specs, requirements.fixed_bytes + draft_bytes)
-        on_progress("allocating caches")
+        specs = self.model.cache_groups() + requirements.cache_groups
+        self.memory = _plan_memory(config, checkpoint, self.model_config, specs, requirements)
+        on_progress(f"memory: {memory_text(self.memory)}")
         self.caches = _allocate_caches(self.memory, self.model.dtype, device)
         if proposer is not None:
             proposer.load(self.model)
@@ -117,11 +119,7 @@ class LLMEngine:
         )
         self._next_generation += 1
         stream = OutputStream(source.sampling, stop_token_ids, max_output, self.tokenizer)
-        if not self.scheduler.kv_cache.fits_ever(self.scheduler.longest_sequence(request)):
-            raise UserError(
-                f"request {source.request_id}: {len(prompt.token_ids)} prompt and {max_output} output tokens need "
-                "more blocks than there are: raise cache.num_blocks or lower eval.max_output_tokens"
-            )
+        self._check_fits(request)
         self._running[source.request_id] = _Running(request, stream, prompt.text)
         self.scheduler.add(request)
 
@@ -149,9 +147,36 @@ class LLMEngine:
                 "checkpoint's vocabulary"
             )
 
+    def _check_fits(self, request: Request) -> None:
+        extent = self.scheduler.longest_extent(request)
+        too_small = self.scheduler.kv_cache.group_too_small(extent)
+        if too_small is not None:
+            group, needed, available = too_small
+            raise UserError(
+                f"request {request.request_id}: {request.num_prompt_tokens} prompt and {request.max_output_tokens} "
+                f"output tokens, drafts included, need {needed} blocks of cache group {group}, which has {available}: "
+                "raise cache.num_blocks or lower eval.max_output_tokens"
+            )
+
     @property
     def has_requests(self) -> bool:
         return self.scheduler.has_requests
+
+    def reset_prefix_cache(self) -> None:
+        """What ran so far no longer speeds up what comes; running requests go on."""
+        self.scheduler.kv_cache.forget_all()
+
+    def memory_budget(self) -> dict[str, Any]:
+        """The memory plan, as it stands in run.json."""
+        return self.memory.to_dict()
+
+    def abort(self, request_id: str) -> GenerateResult | None:
+        """End a running request early. Its result, with what it has so far; None while a step of it is outstanding:
+        then it comes out of `step` when that settles, and nothing more is kept."""
+        running = self._running[request_id]
+        if not self.scheduler.abort(running.request):
+            return None
+        return self._finish(self._running.pop(request_id))
 
     def step(self) -> tuple[list[GenerateResult], EngineStep | None]:
         """Schedule and run one step, and settle the oldest one that is due. Returns the requests that finished, and
@@ -253,6 +278,7 @@ class LLMEngine:
             draft_s=result.draft_s,
             kv_blocks_used=kv_blocks_used,
             num_preempted=output.num_preempted,
+            num_evicted_blocks=output.num_evicted_blocks,
         )
 
     def _finish(self, running: _Running) -> GenerateResult:
@@ -332,6 +358,35 @@ def _check_sampling(config: EngineConfig, requirements: ProposerRequirements) ->
         )
 
 
+def plan_engine_memory(config: EngineConfig) -> MemoryPlan:
+    """The budget of an engine that is not started: nothing is read but the checkpoint's headers."""
+    checkpoint = Checkpoint.open(config.checkpoint)
+    proposer = make_proposer(config, checkpoint)
+    requirements = _NO_PROPOSER if proposer is None else proposer.requirements()
+    specs = target_cache_groups(checkpoint, config.dtype) + requirements.cache_groups
+    return _plan_memory(config, checkpoint, load_model_config(checkpoint), specs, requirements)
+
+
+def _plan_memory(
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    model_config: ModelConfig,
+    specs: tuple[CacheGroupSpec, ...],
+    requirements: ProposerRequirements,
+) -> MemoryPlan:
+    """The k + 1 rows of logits of a full batch exist once a step: they are counted as if they stayed."""
+    num_logits = min(config.max_num_seqs * (config.num_speculative_tokens + 1), config.max_num_batched_tokens)
+    fixed_bytes = {
+        "target_weights": weight_bytes(checkpoint, config.dtype, num_modules=0)[0],
+        "draft_weights": requirements.weight_bytes,
+        "logits": num_logits * model_config.vocab_size * torch.float32.itemsize,
+        "draft_probabilities": draft_probability_bytes(config, model_config.vocab_size),
+        "request_rows": RequestState.of(config, len(specs), model_config.vocab_size, torch.device("meta")).num_bytes,
+        "proposer_buffers": requirements.fixed_bytes,
+    }
+    return plan_memory(config, specs, fixed_bytes)
+
+
 def _build_scheduler(
     config: EngineConfig,
     specs: tuple[CacheGroupSpec, ...],
@@ -353,7 +408,8 @@ def _build_scheduler(
         trim_to_max_tokens=config.trim_to_max_tokens,
         pipeline_depth=config.pipeline_depth,
     )
-    return Scheduler(scheduler_config, KVCacheManager(list(specs), config.block_size, list(memory.num_blocks)))
+    kv_cache = KVCacheManager(specs, config.block_size, memory.num_blocks, config.prefix_caching)
+    return Scheduler(scheduler_config, kv_cache)
 
 
 def _allocate_caches(memory: MemoryPlan, dtype: torch.dtype, device: torch.device) -> dict[str, CachePool]:
@@ -400,6 +456,7 @@ def _request_record(request: Request) -> RequestRecord:
     assert request.finish_reason is not None
     return replace(
         _unrun_record(request.source, request.num_prompt_tokens, request.arrival_s, request.finish_reason, error=None),
+        num_cached_prompt_tokens=request.num_cached_prompt_tokens,
         num_output_tokens=request.num_output_tokens,
         first_scheduled_s=request.first_scheduled_s,
         first_token_s=request.first_token_s,
@@ -426,7 +483,7 @@ def _unrun_record(
         is_warmup=source.is_warmup,
         category=source.category,
         num_prompt_tokens=num_prompt_tokens,
-        num_cached_prompt_tokens=0,
+        num_cached_prompt_tokens=None,
         num_output_tokens=0,
         finish_reason=finish_reason,
         arrival_s=arrival_s,

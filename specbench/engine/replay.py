@@ -37,6 +37,7 @@ def check_output(engine: LLMEngine, results: Sequence[GenerateResult], limit: in
     of k + 1 on the same prefix: rounding of that size can turn the order of two logits.
     """
     assert not engine.has_requests
+    engine.reset_prefix_cache()  # the replay writes over the blocks
     if limit == 0:
         return OutputCheck(status="not_checked", reason="report.output_check_requests=0")
     done = [result for result in results if result.record.error is None and result.output_token_ids]
@@ -139,8 +140,8 @@ class _Replay:
         )
         num_columns = num_table_columns(self.engine.config.max_model_len, self.engine.config.block_size)
         tables = torch.zeros(len(self.specs), len(self.tokens), num_columns, dtype=torch.int32, device=self.device)
-        for request, tokens in enumerate(self.tokens):
-            kv_cache.admit(request, len(tokens))
+        for request in range(len(self.tokens)):
+            kv_cache.admit(request)
         computed = [0] * len(self.tokens)
         while True:
             counts = self._next_counts(computed, num_rows)
@@ -155,7 +156,7 @@ class _Replay:
                     logits = self.engine.model.compute_logits(hidden[start + first_row : start + count])
                     yield request, computed[request] + first_row + 1 - self.num_prompt[request], logits
                 computed[request] = end_position
-                kv_cache.free_behind_windows(request, end_position)
+                kv_cache.confirm(request, end_position, end_position + 1)
                 start += count
 
     def _next_counts(self, computed: list[int], num_rows: int) -> dict[int, int]:
@@ -179,7 +180,9 @@ class _Replay:
         for request, count in counts.items():
             end = computed[request] + count
             ids.extend(self.tokens[request][computed[request] : end])
-            for group, start, block_ids in kv_cache.extend(request, end):
+            added = kv_cache.extend(request, end)
+            assert added is not None, "a batch holds no more requests than the caches do"
+            for group, start, block_ids in added:
                 columns = slice(start + 1, start + 1 + len(block_ids))
                 tables[group, request, columns] = torch.tensor(block_ids, dtype=torch.int32)
         requests = torch.tensor(list(counts), device=self.device)

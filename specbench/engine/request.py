@@ -11,6 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from specbench.engine.prefix_keys import ContentSpan, PrefixKeys
 from specbench.engine.sampling.parameters import RequestSampling
 from specbench.generate import GenerateRequest, SamplingParams
 
@@ -30,7 +31,7 @@ class InFlight(NamedTuple):
     max_committed: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """One request from admission to its last token.
 
@@ -58,13 +59,35 @@ class Request:
     prefill_end: int = 0
     #: Drafts that the proposer left for the next step.
     num_draft_tokens: int = 0
-    #: Steps scheduled and not yet settled, oldest first.
+    #: Steps scheduled and not yet settled, oldest first, and their sums.
     in_flight: deque[InFlight] = field(default_factory=deque)
+    num_rows_in_flight: int = 0
+    max_committed_in_flight: int = 0
+    #: Out of blocks while a step was outstanding: back to the queue when that step settles.
+    is_preempted: bool = False
     finish_reason: str | None = None
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
     num_preemptions: int = 0
+    #: Audio or images among the prompt's tokens.
+    content: tuple[ContentSpan, ...] = ()
+    #: Prompt tokens found in the prefix cache at the first admission; None when it was not asked.
+    num_cached_prompt_tokens: int | None = None
+    #: Keys of its blocks, kept over preemptions; None without prefix caching.
+    prefix_keys: PrefixKeys | None = None
+
+    def begin_step(self, step: InFlight) -> None:
+        self.in_flight.append(step)
+        self.num_rows_in_flight += step.num_rows
+        self.max_committed_in_flight += step.max_committed
+
+    def end_step(self) -> InFlight:
+        """The oldest outstanding step settles."""
+        step = self.in_flight.popleft()
+        self.num_rows_in_flight -= step.num_rows
+        self.max_committed_in_flight -= step.max_committed
+        return step
 
     @property
     def request_id(self) -> str:
@@ -109,7 +132,7 @@ class Request:
     @property
     def num_tokens_upper(self) -> int:
         """The most tokens that can be committed once every outstanding step has settled."""
-        return self.num_tokens + sum(step.max_committed for step in self.in_flight)
+        return self.num_tokens + self.max_committed_in_flight
 
     @property
     def num_tokens_lower(self) -> int:
@@ -118,7 +141,7 @@ class Request:
 
     @property
     def num_computed_upper(self) -> int:
-        return self.num_computed_tokens + sum(step.num_rows for step in self.in_flight)
+        return self.num_computed_tokens + self.num_rows_in_flight
 
     @property
     def is_prefilling(self) -> bool:

@@ -70,7 +70,7 @@ def condition_tables(columns: StepColumns, num_speculative_tokens: int | None) -
 def _buckets(columns: StepColumns) -> dict[str, np.ndarray]:
     """Condition -> [num_rows] bucket of each row."""
     num_prompt_tokens = np.array([one.num_prompt_tokens for one in columns.requests], np.int64)
-    num_cached = np.array([one.num_cached_prompt_tokens for one in columns.requests], np.int64)
+    num_cached = np.array([one.num_cached_prompt_tokens or 0 for one in columns.requests], np.int64)
     cached_fraction = num_cached / np.maximum(num_prompt_tokens, 1)
     return {
         "by_output_position": BUCKETS["by_output_position"].index(columns.output_index),

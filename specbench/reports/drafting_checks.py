@@ -177,7 +177,8 @@ def _prompt_length(evidence: Evidence) -> Finding:
 
 def _cached_fraction(evidence: Evidence) -> Finding:
     requests = evidence.columns.requests
-    fraction = np.array([one.num_cached_prompt_tokens / max(one.num_prompt_tokens, 1) for one in requests])
+    num_cached = np.array([one.num_cached_prompt_tokens or 0 for one in requests])
+    fraction = num_cached / np.maximum([one.num_prompt_tokens for one in requests], 1)
     num_hits = int((fraction > 0).sum())
     if num_hits == 0:
         return not_checked("no prompt token was found in a prefix cache")

@@ -275,10 +275,19 @@ def _speed(run: RunRecord, metrics: dict) -> Section:
 
 
 def _throughput_table(metrics: dict) -> ReportTable:
-    throughput, cache = metrics["throughput"], metrics["cache"]
+    throughput = metrics["throughput"]
     rates = tuple((text_cell(label), decimal_cell(throughput[name])) for name, label in _THROUGHPUT_LABELS.items())
-    hits = (text_cell("Prefix cache hit rate (tokens)"), percent_of_cell(cache["hit_tokens"], cache["query_tokens"]))
-    return ReportTable("throughput", "Throughput", ("Metric", "Value"), (*rates, hits))
+    return ReportTable("throughput", "Throughput", ("Metric", "Value"), (*rates, *_cache_rows(metrics["cache"])))
+
+
+def _cache_rows(cache: dict) -> tuple[tuple[Cell, ...], ...]:
+    hits = percent_of_cell(cache["hit_tokens"], cache["query_tokens"])
+    return (
+        (text_cell("Prefix cache hit rate (tokens)"), hits),
+        (text_cell("Prefix cache blocks evicted"), count_cell(cache["evicted_blocks"])),
+        (text_cell("Cache blocks in use, at most"), count_cell(cache["most_blocks_used"])),
+        (text_cell("Preemptions"), count_cell(cache["preemptions"])),
+    )
 
 
 def _latency_table(metrics: dict) -> ReportTable:

@@ -6,6 +6,9 @@ accuracy.py, identities.py, intervals.py), text (markdown.py).
 
 from __future__ import annotations
 
+import math
+
+from specbench.record_columns import EngineStepColumns
 from specbench.records import SCHEMA_VERSION, RequestRecord, RunRecord
 from specbench.reports.acceptance import acceptance_metrics, ratio
 from specbench.reports.accuracy import accuracy_metrics
@@ -34,7 +37,7 @@ def metrics_of(run: RunRecord, log: EventLog, columns: StepColumns) -> dict:
         "acceptance": acceptance,
         "latency": latency_metrics(columns),
         "throughput": _throughput(run, columns),
-        "cache": _cache(run),
+        "cache": _cache(columns, log),
         "eval": accuracy_metrics(run.data.name, run.config["eval"]["scorer"], columns.requests, log.samples),
         "checks": {"identities": identity_checks(columns, acceptance), "output": _output_check(run)},
         "intervals": acceptance_intervals(columns, k),
@@ -71,12 +74,25 @@ def _request_counts(requests: list[RequestRecord]) -> dict[str, int]:
     }
 
 
-def _cache(run: RunRecord) -> dict:
-    """Tokens looked up in the prefix cache and found there."""
-    if not run.cache_counters:
-        return {"query_tokens": None, "hit_tokens": None, "hit_rate": None}
-    query_tokens, hit_tokens = run.cache_counters["query_tokens"], run.cache_counters["hit_tokens"]
-    return {"query_tokens": query_tokens, "hit_tokens": hit_tokens, "hit_rate": ratio(hit_tokens, query_tokens)}
+def _cache(columns: StepColumns, log: EventLog) -> dict:
+    """Prompt tokens looked up in the prefix cache and found there, and what the pressure on blocks led to.
+
+    A request is looked up once, when it is first admitted: what it finds of its own after a preemption is no hit.
+    """
+    asked = [request for request in columns.requests if request.num_cached_prompt_tokens is not None]
+    query_tokens = sum(request.num_prompt_tokens for request in asked) if asked else None
+    hit_tokens = sum(request.num_cached_prompt_tokens or 0 for request in asked) if asked else None
+    steps = EngineStepColumns.of(log.engine_steps)
+    began_s = min((request.arrival_s for request in columns.requests), default=math.inf)
+    is_measured = steps.start_s >= began_s  # warm-up came before
+    return {
+        "query_tokens": query_tokens,
+        "hit_tokens": hit_tokens,
+        "hit_rate": None if query_tokens is None or hit_tokens is None else ratio(hit_tokens, query_tokens),
+        "preemptions": sum(request.num_preemptions for request in columns.requests),
+        "evicted_blocks": int(steps.num_evicted_blocks[is_measured].sum()) if is_measured.any() else None,
+        "most_blocks_used": int(steps.kv_blocks_used[is_measured].max()) if is_measured.any() else None,
+    }
 
 
 def _output_check(run: RunRecord) -> dict:

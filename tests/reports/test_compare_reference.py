@@ -6,6 +6,8 @@ rounded values: ours come from unrounded ones.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from specbench.record_columns import VerifyStepColumns
@@ -218,10 +220,13 @@ def test_with_another_k_no_figure_of_single_steps_is_better_or_worse() -> None:
 
 def evaluated(column: Reference, num_correct: dict[str, int], hits: tuple[int, int] | None = None) -> ComparedRun:
     """A run with answers: so many right of each category, the others wrong."""
-    record = make_run(
-        8, cache_counters={} if hits is None else dict(zip(("hit_tokens", "query_tokens"), hits, strict=True))
-    )
+    record = make_run(8)
     log: EventLog = reference_log(column)
+    num_hit, num_asked = hits or (0, 0)
+    log.requests[0] = replace(
+        log.requests[0], num_prompt_tokens=num_asked, num_cached_prompt_tokens=num_hit if hits else None
+    )
+    log.requests[1:] = [replace(request, num_cached_prompt_tokens=None) for request in log.requests[1:]]
     left = dict(num_correct)
     for request in log.requests:
         name = request.category or "all"

@@ -120,8 +120,13 @@ def test_nothing_measured_prints_na():
 
 
 def test_published_cache_rate():
-    counters = {"query_tokens": 852_381, "hit_tokens": 716_992}
-    assert "84.12% (716,992/852,381)" in report(cache_counters=counters)
+    asked = [
+        make_request("a", num_prompt_tokens=800_000, num_cached_prompt_tokens=716_992),
+        make_request("b", num_prompt_tokens=52_381, num_cached_prompt_tokens=0),
+    ]
+    not_asked = make_request("c", num_prompt_tokens=77, num_cached_prompt_tokens=None)
+    warmup = make_request("w", num_prompt_tokens=77, num_cached_prompt_tokens=77, is_warmup=True)
+    assert "84.12% (716,992/852,381)" in report(EventLog([*asked, not_asked, warmup]))
 
 
 def test_accuracy_names_its_scorer_and_shows_all():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -24,6 +25,15 @@ class ExpectedTensors:
     strict_prefixes: tuple[str, ...]
     #: name -> what is wrong when the checkpoint has it.
     forbidden: Mapping[str, str]
+    #: Ends of the names of tensors that stay in fp32, whatever the model's type.
+    float32_suffixes: tuple[str, ...] = ()
+
+    def num_bytes(self, element_size: int) -> int:
+        """Bytes of everything that is read, as it lies on the device."""
+        return sum(
+            math.prod(shape) * (4 if name.endswith(self.float32_suffixes) else element_size)
+            for name, shape in self.required.items()
+        )
 
 
 def check_tensors(checkpoint: Checkpoint, expected: ExpectedTensors) -> None:

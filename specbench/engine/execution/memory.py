@@ -1,11 +1,14 @@
-"""The memory budget: how many blocks each cache group gets, and what weights, caches and buffers take together.
+"""The memory budget: how many blocks each cache group gets, and what everything that is held throughout a run takes.
 
 Belongs here: bytes. Does not belong here: who uses a block (scheduling/kv_cache.py), tensors' layout (layers/cache.py).
+Activations of one step are not in it: they are what the share of memory that `cache.memory_fraction` leaves is for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.config import EngineConfig
@@ -21,62 +24,127 @@ class MemoryPlan:
     #: Blocks of each group, the null block included.
     num_blocks: tuple[int, ...]
     block_size: int
-    fixed_bytes: int
+    #: What is held beside the caches: weights, logits, request rows, a proposer's buffers. Line -> bytes
+    fixed_bytes: Mapping[str, int]
 
-    def cache_bytes(self, owner: str) -> int:
-        """Bytes of an owner's caches, the scratch slot of every tensor included."""
+    def cache_bytes(self, owner: str, *, is_conv: bool | None = None) -> int:
+        """Bytes of an owner's caches, the scratch slot of every tensor included; of its convolution windows alone, or
+        of all but these."""
         return sum(
             spec.bytes_per_token * (count * self.block_size + 1)
             for spec, count in zip(self.specs, self.num_blocks, strict=True)
-            if spec.owner == owner
+            if spec.owner == owner and is_conv in (None, spec.kind == "short_conv")
         )
 
+    def kv_bytes_per_token(self, owner: str) -> int:
+        """Bytes that one token takes in all attention groups of an owner; a window's are given back behind it."""
+        return sum(spec.bytes_per_token for spec in self.specs if spec.owner == owner and spec.kind != "short_conv")
 
-def plan_memory(config: EngineConfig, specs: tuple[CacheGroupSpec, ...], fixed_bytes: int) -> MemoryPlan:
+    @property
+    def lines(self) -> dict[str, int]:
+        """Every line of the budget, in bytes."""
+        return {
+            **self.fixed_bytes,
+            "target_kv": self.cache_bytes("target", is_conv=False),
+            "target_conv": self.cache_bytes("target", is_conv=True),
+            "draft_kv": self.cache_bytes("draft", is_conv=False),
+            "draft_conv": self.cache_bytes("draft", is_conv=True),
+        }
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.lines.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """As it stands in run.json."""
+        blocks = zip(self.specs, self.num_blocks, strict=True)
+        return {
+            "bytes": self.lines,
+            "total_bytes": self.total_bytes,
+            "kv_bytes_per_token": {owner: self.kv_bytes_per_token(owner) for owner in ("target", "draft")},
+            "block_size": self.block_size,
+            "num_blocks": {spec.name: count for spec, count in blocks},
+        }
+
+
+def memory_text(plan: MemoryPlan) -> str:
+    """The budget on one line."""
+    lines = ", ".join(f"{name.replace('_', ' ')} {count / 2**20:,.1f}" for name, count in plan.lines.items() if count)
+    target, draft = plan.kv_bytes_per_token("target"), plan.kv_bytes_per_token("draft")
+    return f"{plan.total_bytes / 2**20:,.1f} MiB: {lines}; KV bytes a token: target {target:,}, draft {draft:,}"
+
+
+def plan_memory(config: EngineConfig, specs: tuple[CacheGroupSpec, ...], fixed_bytes: Mapping[str, int]) -> MemoryPlan:
     """Full-attention groups get config.num_blocks, or what max_num_seqs requests of max_model_len tokens need, as far
-    as config.cache_bytes_limit allows; windowed groups always get what max_num_seqs requests can hold.
+    as config.memory_limit allows. Windowed groups get what max_num_seqs requests can hold, and with prefix caching as
+    many blocks as the others, since a hit needs its block in every group.
 
     Raises UserError when not even one request of max_model_len fits.
     """
-    num_steps = config.pipeline_depth + 1
-    num_rows = num_steps * (config.num_speculative_tokens + 1)
-    longest = num_blocks_for(
-        config.max_model_len + max((s.num_draft_slots for s in specs), default=0), config.block_size
-    )
-    windowed_blocks = {
-        spec.name: 1
-        + config.max_num_seqs * (window_blocks(spec, config.block_size, num_rows) + 1)
-        + num_blocks_for(num_steps * config.max_num_batched_tokens, config.block_size)
-        for spec in specs
-        if spec.window is not None
-    }
-    num_full = config.num_blocks or _affordable_blocks(config, specs, windowed_blocks, fixed_bytes, longest)
+    needs = {spec.name: _windowed_need(config, spec) for spec in specs if spec.window is not None}
+    # Drafts of the last step may lie behind the context's end.
+    num_draft_slots = max((spec.num_draft_slots for spec in specs), default=0)
+    longest = num_blocks_for(config.max_model_len + num_draft_slots, config.block_size)
+    num_full = config.num_blocks or _affordable_blocks(config, specs, needs, sum(fixed_bytes.values()), longest)
     if num_full - 1 < longest:
+        spent = _where_it_went(config, specs, needs, fixed_bytes)
         raise UserError(
             f"cache.num_blocks: {num_full} blocks of {config.block_size} tokens hold less than one request of "
-            f"model.max_model_len={config.max_model_len} tokens ({longest + 1} blocks): raise cache.num_blocks or "
-            "cache.memory_fraction, or lower model.max_model_len"
+            f"model.max_model_len={config.max_model_len} tokens ({longest + 1} blocks){spent}: raise cache.num_blocks "
+            "or cache.memory_fraction, or lower model.max_model_len"
         )
-    return MemoryPlan(
-        specs=specs,
-        num_blocks=tuple(windowed_blocks.get(spec.name, num_full) for spec in specs),
-        block_size=config.block_size,
-        fixed_bytes=fixed_bytes,
+    return MemoryPlan(specs, _blocks_of_groups(config, specs, needs, num_full), config.block_size, fixed_bytes)
+
+
+def _windowed_need(config: EngineConfig, spec: CacheGroupSpec) -> int:
+    """Blocks that max_num_seqs requests can hold in a windowed group, chunks of prompts included."""
+    num_steps = config.pipeline_depth + 1
+    num_rows = num_steps * (config.num_speculative_tokens + 1)
+    return (
+        1
+        + config.max_num_seqs * (window_blocks(spec, config.block_size, num_rows) + 1)
+        + num_blocks_for(num_steps * config.max_num_batched_tokens, config.block_size)
     )
+
+
+def _blocks_of_groups(
+    config: EngineConfig, specs: tuple[CacheGroupSpec, ...], needs: Mapping[str, int], num_full: int
+) -> tuple[int, ...]:
+    least = num_full if config.prefix_caching else 0
+    return tuple(num_full if spec.window is None else max(needs[spec.name], least) for spec in specs)
+
+
+def _cache_bytes(config: EngineConfig, specs: tuple[CacheGroupSpec, ...], num_blocks: tuple[int, ...]) -> int:
+    pairs = zip(specs, num_blocks, strict=True)
+    return sum(spec.bytes_per_token * (count * config.block_size + 1) for spec, count in pairs)
 
 
 def _affordable_blocks(
     config: EngineConfig,
     specs: tuple[CacheGroupSpec, ...],
-    windowed_blocks: dict[str, int],
+    needs: Mapping[str, int],
     fixed_bytes: int,
     longest: int,
 ) -> int:
+    """The most blocks, up to what is wanted, whose caches fit beside everything else."""
     wanted = 1 + config.max_num_seqs * longest
-    block_bytes = sum(spec.bytes_per_token for spec in specs if spec.window is None) * config.block_size
-    if block_bytes == 0 or config.cache_bytes_limit is None:
+    if config.memory_limit is None:
         return wanted
-    windowed = [spec for spec in specs if spec.window is not None]
-    windowed_bytes = sum(spec.bytes_per_token * windowed_blocks[spec.name] for spec in windowed) * config.block_size
-    left = config.cache_bytes_limit - windowed_bytes - fixed_bytes
-    return min(wanted, max(left, 0) // block_bytes)
+    low, high = 0, wanted
+    while low < high:
+        middle = (low + high + 1) // 2
+        num_bytes = _cache_bytes(config, specs, _blocks_of_groups(config, specs, needs, middle))
+        low, high = (middle, high) if fixed_bytes + num_bytes <= config.memory_limit else (low, middle - 1)
+    return low
+
+
+def _where_it_went(
+    config: EngineConfig, specs: tuple[CacheGroupSpec, ...], needs: Mapping[str, int], fixed_bytes: Mapping[str, int]
+) -> str:
+    """What else is in the limit; nothing where the number of blocks was given."""
+    if config.num_blocks or config.memory_limit is None:
+        return ""
+    windows = _cache_bytes(config, specs, _blocks_of_groups(config, specs, needs, 0))
+    lines = {**fixed_bytes, "windows": windows}
+    spent = ", ".join(f"{name.replace('_', ' ')} {count / 2**20:,.1f}" for name, count in lines.items() if count)
+    return f" in {config.memory_limit / 2**20:,.1f} MiB beside {spent}"

@@ -47,15 +47,7 @@ class ModelRunner:
         self.caches = caches
         self.k = config.num_speculative_tokens
         self.num_target_groups = len(model.cache_groups())
-        self.state = RequestState(
-            num_groups=len(caches),
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=config.max_model_len,
-            num_speculative_tokens=self.k,
-            block_size=config.block_size,
-            vocab_size=model.vocab_size,
-            device=model.device,
-        )
+        self.state = RequestState.of(config, len(caches), model.vocab_size, model.device)
         self.metadata_builder = AttentionMetadataBuilder(
             model.cache_groups(), config.block_size, model.relative_extents, model.device
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from specbench.engine.config import EngineConfig
 from specbench.engine.layers.metadata import num_table_columns
 from specbench.engine.sampling.sampling_state import SamplingState
 from specbench.engine.scheduling.step import NewBlocks, NewRequest, SchedulerOutput
@@ -40,6 +41,25 @@ class RequestState:
         # [num_groups, max_num_seqs, num_columns] int32: column 0 is the null block, logical block j is column j + 1
         num_columns = num_table_columns(self.spill_column, block_size)
         self.block_tables = torch.zeros(num_groups, max_num_seqs, num_columns, dtype=torch.int32, device=device)
+
+    @classmethod
+    def of(cls, config: EngineConfig, num_groups: int, vocab_size: int, device: torch.device) -> RequestState:
+        """The rows of an engine; on the "meta" device, only their sizes."""
+        return cls(
+            num_groups=num_groups,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            num_speculative_tokens=config.num_speculative_tokens,
+            block_size=config.block_size,
+            vocab_size=vocab_size,
+            device=device,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its tensors."""
+        own = sum(value.nbytes for value in vars(self).values() if isinstance(value, torch.Tensor))
+        return own + self.sampling.num_bytes
 
     def apply(self, output: SchedulerOutput) -> None:
         for request in output.new_requests:

@@ -109,6 +109,14 @@ def build_modules(
     return modules
 
 
+def weight_bytes(checkpoint: Checkpoint, dtype: str, num_modules: int) -> tuple[int, int]:
+    """Bytes of the target's weights and of its first `num_modules` modules, before anything is loaded."""
+    config = load_model_config(checkpoint)
+    expected_tensors, size = FAMILIES[config.architecture].expected_tensors, _ELEMENT_SIZES[dtype]
+    target = expected_tensors(config, 0).num_bytes(size)
+    return target, expected_tensors(config, num_modules).num_bytes(size) - target
+
+
 def target_cache_groups(checkpoint: Checkpoint, dtype: str) -> tuple[CacheGroupSpec, ...]:
     """What `build_model` would register, before anything is loaded."""
     config = load_model_config(checkpoint)

@@ -20,7 +20,7 @@ import torch
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
 from specbench.engine.layers.metadata import AttentionMetadata, RowLayout
-from specbench.engine.models.registry import module_cache_groups
+from specbench.engine.models.registry import module_cache_groups, weight_bytes
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.mtp_modules import DraftModules
 from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
@@ -82,6 +82,7 @@ class MultiModuleMTP:
             num_prompt_lookahead=self.num_modules,
             fixed_bytes=self.max_num_seqs * self.window_size * hidden_size * specs[0].element_size,
             has_draft_logits=True,
+            weight_bytes=weight_bytes(self.checkpoint, self.config.dtype, self.num_modules)[1],
         )
 
     def load(self, target: TargetModel) -> None:

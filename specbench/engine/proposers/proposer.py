@@ -27,10 +27,12 @@ class ProposerRequirements:
     cache_groups: tuple[CacheGroupSpec, ...]
     #: Prompt tokens beyond its own position that a row reads. A prompt chunk never leaves 1 .. this - 1 tokens.
     num_prompt_lookahead: int
-    #: Bytes of persistent buffers, and of weights that are not in the target's checkpoint, outside the caches.
+    #: Bytes of persistent buffers outside the caches.
     fixed_bytes: int
     #: Whether drafts come from logits, by `DraftBatch.sample_draft`: what spec.draft_sample_method=probabilistic needs.
     has_draft_logits: bool
+    #: Bytes of the proposer's own weights.
+    weight_bytes: int = 0
 
     @property
     def cache_bytes_per_token(self) -> int:

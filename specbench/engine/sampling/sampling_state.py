@@ -48,6 +48,11 @@ class SamplingState:
         self.has_processed_logprobs_np = np.zeros(max_num_seqs, dtype=bool)
         self.num_prompt_tokens_np = np.zeros(max_num_seqs, dtype=np.int64)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the parameters' tensors; rules of single requests come and go beside them."""
+        return sum(value.nbytes for value in vars(self).values() if isinstance(value, torch.Tensor))
+
     def add(self, row: int, sampling: RequestSampling) -> None:
         """Take over a request's parameters. At temperature 0 the filters would change nothing and are off."""
         params = sampling.params

@@ -6,6 +6,7 @@ lengths or slots: those are computed on the device from RequestState. StepOutput
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,7 +38,7 @@ class NewBlocks:
     row: int
     #: Index in the block table of the first of `block_ids`.
     start: int
-    block_ids: list[int]
+    block_ids: Sequence[int]
 
 
 @dataclass(slots=True)
@@ -47,7 +48,7 @@ class SchedulerOutput:
     step: int
     new_requests: list[NewRequest] = field(default_factory=list)
     new_blocks: list[NewBlocks] = field(default_factory=list)
-    #: Rows whose request has left since the last step.
+    #: Rows whose request has left, or was preempted, since the last step.
     finished_rows: list[int] = field(default_factory=list)
     #: Per scheduled request: identity, persistent row, PARTIAL_CHUNK / FINAL_CHUNK / DECODE.
     request_ids: list[str] = field(default_factory=list)
@@ -58,7 +59,10 @@ class SchedulerOutput:
     num_tokens: list[int] = field(default_factory=list)
     #: Upper bound of the sequence length once these tokens are in the caches.
     max_seq_lens: list[int] = field(default_factory=list)
+    #: Requests that lost their blocks since the last step.
     num_preempted: int = 0
+    #: Blocks that lost their key, and what could be found in them, to a new holder since the last step.
+    num_evicted_blocks: int = 0
 
     @property
     def num_requests(self) -> int:

@@ -1,114 +1,127 @@
-"""The scheduling rule on its own: a fake device that accepts at random, and the counts that must hold at every step."""
+"""The scheduling rule on a symbolic device: right text, no entry ever read that is not what it should be, an end."""
 
 import random
-from collections import deque
 
 import pytest
 
-from specbench.engine.cache_group import CacheGroupSpec
-from specbench.engine.request import Request, request_key
-from specbench.engine.scheduling.kv_cache import KVCacheManager
-from specbench.engine.scheduling.scheduler import Scheduler, SchedulerConfig
-from specbench.engine.scheduling.step import DECODE, FINAL_CHUNK, PARTIAL_CHUNK
-from specbench.generate import GenerateRequest, SamplingParams
+from specbench.engine.request import request_key
+from specbench.engine.scheduling.step import FINAL_CHUNK
+from tests.engine.scheduling.symbolic_device import (
+    VOCAB,
+    SymbolicDevice,
+    make_request,
+    make_scheduler,
+    run_to_end,
+)
 
-BLOCK_SIZE = 4
-
-
-def make_request(index: int, num_prompt: int, max_output: int) -> Request:
-    source = GenerateRequest(f"r{index}", f"s{index}", SamplingParams(max_output))
-    return Request(source, list(range(num_prompt)), max_output, 0.0, generation=index)
+DRAFTERS = ("multi", "single", "draft_model")
 
 
-def make_scheduler(
-    k: int = 0, budget: int = 16, max_num_seqs: int = 4, depth: int = 0, max_model_len: int = 64, trim: bool = False
-) -> Scheduler:
-    config = SchedulerConfig(max_num_seqs, budget, max_model_len, k, k, trim, depth)
-    specs = [
-        CacheGroupSpec("full", "target", "full_attention", ("0",), ((),), 4, None),
-        CacheGroupSpec("window", "draft", "sliding_window", ("0",), ((),), 4, 8, num_provisional_rows=max(k - 1, 0)),
-    ]
-    return Scheduler(config, KVCacheManager(specs, BLOCK_SIZE, [1 + 16 * max_num_seqs, 200]))
-
-
-def simulate(scheduler: Scheduler, requests: list[Request], seed: int) -> int:
-    """Run to the end with random acceptance; returns the number of steps. Asserts the rules at every step."""
-    rng = random.Random(seed)
-    config = scheduler.config
-    by_row: dict[int, Request] = {}
-    outstanding: deque = deque()
-    # What the device would hold, by request id: (committed tokens, computed tokens).
-    device = {request.request_id: [request.num_prompt_tokens, 0] for request in requests}
-    for request in requests:
-        scheduler.add(request)
-    num_steps = 0
-    while scheduler.has_requests:
-        output = scheduler.schedule()
-        num_steps += 1
-        assert num_steps < 5000
-        for row in output.finished_rows:
-            del by_row[row]
-        for new in output.new_requests:
-            assert new.row not in by_row, "a row has one occupant"
-            by_row[new.row] = next(r for r in requests if r.row == new.row and not r.is_finished)
-        assert output.total_tokens <= config.max_num_batched_tokens
-        step = []
-        for index, row in enumerate(output.rows):
-            request, num_rows, mode = by_row[row], output.num_tokens[index], output.modes[index]
-            committed, computed = device[request.request_id]
-            assert num_rows >= 1
-            assert output.max_seq_lens[index] <= config.max_model_len
-            accepted = 0
-            if mode == DECODE:
-                assert computed == committed - 1
-                accepted = rng.randint(0, num_rows - 1)
-                device[request.request_id] = [committed + accepted + 1, computed + accepted + 1]
-            else:
-                left = committed - computed - num_rows
-                assert (left == 0) == (mode == FINAL_CHUNK)
-                assert left >= 0 and not 0 < left < config.num_prompt_lookahead
-                device[request.request_id] = [committed + (mode == FINAL_CHUNK), computed + num_rows]
-            step.append((request, num_rows, mode, accepted))
-        if step:
-            outstanding.append(step)
-        if outstanding and (len(outstanding) > config.pipeline_depth or not step):
-            for request, num_rows, mode, accepted in outstanding.popleft():
-                emitted = {PARTIAL_CHUNK: 0, FINAL_CHUNK: 1, DECODE: accepted + 1}[mode]
-                kept = [] if request.is_finished else [7] * min(emitted, request.max_tokens - request.num_tokens)
-                if not request.is_finished and kept:
-                    if request.num_tokens + len(kept) == request.max_tokens:
-                        scheduler.finish(request, "length")
-                    elif rng.random() < 0.05:
-                        scheduler.finish(request, "stop")
-                num_proposed = 0 if mode == PARTIAL_CHUNK else rng.choice([config.num_speculative_tokens, 0])
-                scheduler.settle(request, num_rows - emitted if mode == DECODE else 0, kept, num_proposed)
-    assert scheduler.kv_cache.num_blocks_used == 0
-    return num_steps
+def random_prompts(rng: random.Random, count: int, longest: int = 40) -> list[list[int]]:
+    """Prompts that share prefixes: each goes on from a random point of an earlier one."""
+    prompts: list[list[int]] = []
+    for _ in range(count):
+        start = rng.choice(prompts)[: rng.randint(0, longest - 1)] if prompts and rng.random() < 0.8 else []
+        prompts.append(start + [rng.randrange(VOCAB) for _ in range(rng.randint(1, longest - len(start)))])
+    return prompts
 
 
 @pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("k", [0, 1, 3, 8])
-def test_every_request_ends_whatever_is_accepted(k: int, depth: int):
-    for seed in range(20):
+def test_every_request_ends_with_the_right_text(k: int, drafter: str, depth: int):
+    num_hits = 0
+    for seed in range(12):
         rng = random.Random(seed)
-        budget = rng.randint(max(k, 1), k + 12)
-        scheduler = make_scheduler(k, budget, max_num_seqs=rng.randint(1, 4), depth=depth, trim=bool(seed % 2))
-        requests = [make_request(i, rng.randint(1, 40), rng.randint(1, 24)) for i in range(12)]
-        simulate(scheduler, requests, seed)
+        scheduler = make_scheduler(
+            k,
+            drafter=drafter,
+            window=rng.choice([2, 5, 9, 17]),
+            block_size=rng.choice([3, 4, 7]),
+            num_blocks=rng.choice([32, 45, 200]),
+            budget=rng.randint(max(k, 1), k + 12),
+            max_num_seqs=rng.randint(1, 5),
+            depth=depth,
+            trim=bool(seed % 2),
+            prefix_caching=seed % 4 > 0,
+        )
+        requests = [make_request(i, prompt, rng.randint(1, 24)) for i, prompt in enumerate(random_prompts(rng, 12))]
+        run_to_end(SymbolicDevice(scheduler, seed), requests)
         for request in requests:
-            assert request.is_finished
-            assert request.num_output_tokens <= request.max_output_tokens
+            assert request.is_finished and 1 <= request.num_output_tokens <= request.max_output_tokens
+        num_hits += sum(request.num_cached_prompt_tokens or 0 for request in requests)
+    assert num_hits > 0
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_pool_for_one_request_finishes_32(depth: int):
+    rng = random.Random(depth)
+    # 63 tokens and 9 rows a step in blocks of 4: 18 blocks, or 20 with another step outstanding
+    scheduler = make_scheduler(8, num_blocks=18 + 2 * depth, budget=24, max_num_seqs=8, depth=depth)
+    requests = [make_request(i, prompt, 64 - len(prompt)) for i, prompt in enumerate(random_prompts(rng, 32, 40))]
+    for request in requests:
+        assert scheduler.kv_cache.group_too_small(scheduler.longest_extent(request)) is None
+    run_to_end(SymbolicDevice(scheduler, depth), requests)
+    assert sum(request.num_preemptions for request in requests) > 10
+
+
+def test_the_youngest_is_preempted_and_resumes_first():
+    scheduler = make_scheduler(0, num_blocks=12, budget=40, max_num_seqs=3, prefix_caching=False)
+    requests = [make_request(i, [i % VOCAB] * 12, 20) for i in range(3)]
+    device = SymbolicDevice(scheduler)
+    for request in requests:
+        scheduler.add(request)
+    device.rng.random = lambda: 1.0  # no stops
+    while not any(request.num_preemptions for request in requests):
+        device.step()
+    (victim,) = [request for request in requests if request.num_preemptions]
+    assert victim is scheduler.waiting[0]
+    assert all(victim.generation > request.generation for request in scheduler.running)
+    assert victim.num_computed_tokens == victim.num_draft_tokens == 0 and victim.output_token_ids
+
+
+def test_a_resumed_request_counts_generated_tokens_as_prompt():
+    scheduler = make_scheduler(3, prefix_caching=False, budget=64)
+    request = make_request(0, [1] * 9, 20)
+    device = SymbolicDevice(scheduler)
+    device.rng.random = lambda: 1.0
+    scheduler.add(request)
+    for _ in range(3):
+        device.step()
+    num_tokens = request.num_tokens
+    scheduler._requeue(request)
+    output = scheduler.schedule()
+    assert output.modes == [FINAL_CHUNK] and output.num_tokens == [num_tokens] == [request.prefill_end]
+
+
+def test_hits_are_counted_once_in_tokens_of_the_prompt():
+    scheduler = make_scheduler(0, num_blocks=100, budget=64)
+    device = SymbolicDevice(scheduler)
+    prompt = [1] * 18
+    first, second = make_request(0, prompt, 3), make_request(1, prompt, 3)
+    run_to_end(device, [first])
+    scheduler.add(second)
+    device.step()
+    assert (first.num_cached_prompt_tokens, second.num_cached_prompt_tokens) == (0, 16)
+    scheduler._requeue(second)
+    device.step()
+    assert second.num_cached_prompt_tokens == 16
+    while scheduler.has_requests:
+        device.step()
+    unasked = make_request(2, prompt, 3, prompt_logprobs=0)  # every row of its prompt has to run
+    run_to_end(device, [unasked])
+    assert unasked.num_cached_prompt_tokens is None
 
 
 def test_a_prompt_at_the_smallest_budget_makes_progress():
     for num_prompt in range(1, 30):
-        scheduler = make_scheduler(k=8, budget=8, max_num_seqs=1)
-        simulate(scheduler, [make_request(0, num_prompt, 2)], seed=0)
+        device = SymbolicDevice(make_scheduler(k=8, budget=8, max_num_seqs=1))
+        run_to_end(device, [make_request(0, [1] * num_prompt, 2)])
 
 
 def test_drafts_stop_at_the_context_end():
     scheduler = make_scheduler(k=8, budget=64, max_num_seqs=1, max_model_len=20)
-    request = make_request(0, 15, 5)
+    request = make_request(0, [1] * 15, 5)
     scheduler.add(request)
     scheduler.schedule()
     scheduler.settle(request, 0, [1], num_proposed=8)
@@ -120,11 +133,18 @@ def test_drafts_stop_at_the_context_end():
 def test_trim_to_max_tokens_verifies_no_more_than_can_be_kept():
     for trim, expected in [(False, 9), (True, 3)]:
         scheduler = make_scheduler(k=8, budget=64, max_num_seqs=1, trim=trim)
-        request = make_request(0, 5, 4)
+        request = make_request(0, [1] * 5, 4)
         scheduler.add(request)
         scheduler.schedule()
         scheduler.settle(request, 0, [1], num_proposed=8)
         assert scheduler.schedule().num_tokens == [expected]
+
+
+def test_a_request_that_can_never_fit_is_told_the_numbers():
+    scheduler = make_scheduler(k=8, num_blocks=10)
+    extent = scheduler.longest_extent(make_request(0, [1] * 30, 20))
+    # 49 tokens at most in the caches, and 9 rows behind them: 58 tokens in blocks of 4
+    assert scheduler.kv_cache.group_too_small(extent) == ("target_full", 15, 9)
 
 
 def test_request_key_knows_neither_arrival_nor_request_id():
