@@ -34,6 +34,8 @@ HYDRA_FLAGS = (
     *("--cfg", "-c", "--info", "-i", "--resolve", "--package", "-p"),
     *("--hydra-help", "--shell-completion", "-sc"),
 )
+#: Keys that change nothing of what a job records.
+IDLE_KEYS = ("output_root", "dry_run", "report.gates", "report.baseline")
 INTERRUPTED = 130
 #: Which exit code wins when several apply.
 EXIT_CODES_BY_WEIGHT = (INTERRUPTED, 2, 1, 3, 4, 0)
@@ -220,7 +222,7 @@ class SweepJob:
 def job_name(overrides: Sequence[str]) -> str:
     """A folder's name for a job: its overrides, without what chooses no work."""
     kept = [override.lstrip("+") for override in overrides]
-    kept = [override for override in kept if override.partition("=")[0] not in ("output_root", "dry_run")]
+    kept = [override for override in kept if override.partition("=")[0] not in IDLE_KEYS]
     name = ",".join(sorted(kept)).replace(os.sep, "_").replace(" ", "_") or "defaults"
     if len(name.encode()) <= 200:
         return name

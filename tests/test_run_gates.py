@@ -9,7 +9,7 @@ import pytest
 
 from specbench import benchmark
 from specbench.benchmark import Invocation
-from specbench.cli import main
+from specbench.cli import job_name, main
 from specbench.errors import UserError
 from specbench.outcome import Outcome
 from specbench.plan import describe, prepare
@@ -150,6 +150,10 @@ def test_gates_are_strict_unless_the_packaged_model_is_named() -> None:
     assert resolved(model__name="inkling_nano", **gates).strict is False
     assert resolved(strict=False, **gates).strict is False
     assert resolved().strict is False
+
+
+def test_gates_name_no_job() -> None:
+    assert job_name(["spec=mtp1", 'report.gates=["eval.accuracy > 0"]', "report.baseline=x"]) == "spec=mtp1"
 
 
 def test_a_skipped_job_is_judged_by_the_gates_of_today(script: Script, tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def _data_difference(base: ComparedRun, new: ComparedRun) -> str | None:
     if base_ids == new_ids:
         return None
     shared = len(base_ids & new_ids)
-    return f"{len(base_ids)} and {len(new_ids)} samples finished, {shared} of them in both"
+    return f"{len(base_ids)} and {len(new_ids)} samples, {shared} of them in both"
 
 
 def _sample_ids(run: ComparedRun) -> set[str]:

@@ -112,7 +112,7 @@ def _warnings(run: ComparedRun) -> Iterable[str]:
     elif run.record.error is not None:
         yield f"**{run.label} failed**: {run.record.error}"
     if bad := requests["failed"] + requests["aborted"]:
-        yield f"**{run.label}: {count(bad)} requests failed or were aborted**: wrong answers, and in no time"
+        yield f"**{run.label}: {count(bad)} requests failed or were aborted**: wrong, and in no latency"
     if broken := broken_identities(run.metrics):
         yield f"**{run.label}: identities broken** ({', '.join(broken)}): its counts contradict each other, trust none"
     if run.metrics["checks"]["output"]["status"] == "mismatch":

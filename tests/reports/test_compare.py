@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 
 import numpy as np
@@ -10,10 +11,13 @@ import pytest
 
 from specbench.records import DataIdentity, ModelIdentity, OutputCheck, RunRecord
 from specbench.reports.compare import Comparison, compare
+from specbench.reports.compare_data import comparison_data
 from specbench.reports.compare_sections import comparison_markdown, verdict_lines
 from specbench.reports.compared_run import ComparedRun, compared_run, run_of_log
 from specbench.reports.metrics import metrics_of
+from specbench.reports.repeat_speed import speed_by_repeat
 from specbench.reports.side_by_side import benchmark_table, category_table, latency_table
+from specbench.reports.statistics import holm
 from specbench.reports.table import ReportTable
 from specbench.run_directory import EventLog
 from tests.reports.event_logs import log_of_accepted, make_request, make_run, make_sample, make_step, simulate
@@ -164,6 +168,14 @@ def test_three_repeats_give_speed_an_interval_and_a_mark() -> None:
     assert "-1.5" in verdict(found) and "95% interval" in verdict(found)
 
 
+def test_each_repeat_has_its_own_speed() -> None:
+    one = run(timed(1.0, 3))
+    first, second, third = speed_by_repeat(one)
+    assert [part["latency"]["itl_step_ms"]["n"] for part in (first, second, third)] == [1, 1, 1]
+    assert [round(part["latency"]["itl_step_ms"]["mean"]) for part in (first, second, third)] == [900, 910, 920]
+    assert [round(part["throughput"]["duration_s"], 2) for part in (first, second, third)] == [1.0, 1.01, 1.02]
+
+
 def test_output_check_stands_beside_speed() -> None:
     check = OutputCheck("near_ties", 32, 30, 2, 0)
     found = compare([run(timed(1.0, 1), output_check=check), run(timed(1.0, 1))])
@@ -195,12 +207,13 @@ def test_other_data_stands_unpaired() -> None:
 
 def test_other_samples_of_the_same_data_stand_unpaired() -> None:
     found = compare([run(log_of_accepted([(1,)] * 3, 4)), run(log_of_accepted([(1,)] * 2, 4))])
-    assert "3 and 2 samples finished, 2 of them in both" in verdict(found)
+    assert "3 and 2 samples, 2 of them in both" in verdict(found)
 
 
 def test_another_scorer_leaves_answers_unpaired() -> None:
     log = better_log(1, 0.5)
-    log.samples = [make_sample(request.sample_id, 1.0) for request in log.requests]
+    both = {"extracted": {"official": "1", "boxed": "1"}, "score": {"official": 1.0, "boxed": 1.0}}
+    log.samples = [make_sample(request.sample_id, 1.0, **both) for request in log.requests]
     first = make_run(4)
     second = with_config(make_run(4), "eval", scorer="boxed")
     found = compare([run_of_log(record, log, "runs/x") for record in (first, second)])
@@ -298,6 +311,27 @@ def test_invalid_answers_and_failed_requests_are_wrong() -> None:
     assert flips(answered(1.0, 1.0), failed) == (2, 1, 0, 1.0)
 
 
+def test_a_failed_request_without_a_reference_is_no_answer() -> None:
+    base, new = answered(1.0, 1.0), answered(1.0, 1.0)
+    new.requests[0] = dataclasses.replace(new.requests[0], finish_reason="error")
+    new.samples[0] = dataclasses.replace(new.samples[0], score={}, reference=None)
+    assert flips(base, new) == (1, 0, 0, 1.0)
+
+
+def test_accuracy_is_tested_by_its_flips_and_adjusted_with_its_family() -> None:
+    base, new = better_log(1, 0.5), better_log(4, 0.5)
+    for log, wrong in ((base, 0), (new, 6)):
+        log.samples = [make_sample(one.sample_id, float(i >= wrong)) for i, one in enumerate(log.requests)]
+    found = compare([run(base), run(new)])
+    headline = found.changes[0].family("headline")
+    accuracy = found.changes[0].by_path["eval.accuracy"]
+    assert accuracy.p_value == pytest.approx(2 / 2**6)
+    assert [one.adjusted_p_value for one in headline] == holm([one.p_value for one in headline])
+    assert accuracy in headline and len(headline) == 3
+    positions = found.changes[0].family("positions")
+    assert [one.adjusted_p_value for one in positions] == holm([one.p_value for one in positions])
+
+
 def test_repeats_of_a_sample_are_not_taken_for_independent() -> None:
     assert flips(answered(1.0, 1.0, repeats=2), answered(0.0, 0.0, repeats=2)) == (2, 2, 0, None)
 
@@ -360,3 +394,34 @@ def test_no_sentence_calls_one_of_two_equal_drafters_better() -> None:
     assert "their first drafts agree at all of them" in text
     assert "with another k, text of other difficulty is behind it too" in verdict(found)
     assert "better" not in text.replace("none of them is better or worse", "")
+
+
+# ---- Odd runs
+
+
+def odd_runs() -> dict[str, ComparedRun]:
+    failed = {"finish_reason": "error", "num_output_tokens": 0, "first_token_s": None, "last_token_s": None}
+    plain = EventLog(
+        [make_request(f"r{index}", num_output_tokens=2) for index in range(20)],
+        [make_step(f"r{index}", 0, 0, 0) for index in range(20)],
+    )
+    return {
+        "empty": run(EventLog()),
+        "one request": run(log_of_accepted([(4,)], 4)),
+        "steps that draft fewer": run(simulate(1, 30, is_ragged=True)),
+        "another k": run(simulate(1, 30, k=1), k=1),
+        "plain": run(plain, k=None),
+        "nothing but failures": run(EventLog([make_request(f"r{index}", **failed) for index in range(20)])),
+        "warm-up alone": run(simulate(1, 0, num_warmup=2)),
+        "resumed": run(simulate(1, 30), num_segments=2),
+        "unfinished": run(simulate(1, 30), status="running", hardware={}, packages={}),
+    }
+
+
+def test_any_two_runs_stand_side_by_side() -> None:
+    runs = odd_runs()
+    for base in runs.values():
+        found = compare([base, *runs.values()])
+        text = comparison_markdown(found)
+        assert not re.search(r"\bnan\b|\binf\b|None", text)
+        json.dumps(comparison_data(found), allow_nan=False)

@@ -171,6 +171,8 @@ def test_an_interval_over_the_bound_is_undecided() -> None:
     assert result.exit_code == 4
     assert judged(f"{LENGTH} >= 0.87 * baseline undecided=pass", base, new).exit_code == 0
     assert outcome(f"{LENGTH} >= 0.5 * baseline", base, new) == "pass"
+    assert outcome(f"{LENGTH} >= baseline - 1", base, new) == "pass"
+    assert outcome(f"{LENGTH} == 0.87 * baseline", base, new) == "undecided"
     assert outcome(f"{LENGTH} >= baseline + 0.5", base, new) == "fail"
 
 

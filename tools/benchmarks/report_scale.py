@@ -1,10 +1,11 @@
-"""How long a report takes and how much memory, against the number of verify steps in the event log.
+"""How long a report and a comparison take and how much memory, against the number of verify steps in the event log.
 
     python tools/benchmarks/report_scale.py [--steps 1e5,1e6,1e7]
 
-For each size: a made-up log is written as parquet (not timed), then `specbench report` runs over it in a process of its
-own on one core, which reports its seconds, processor seconds and peak memory. Exit code 1 when the largest size misses
-the goal: a report of 10 million verify steps within 20 s and 3 GB, or when the cost of a step grows with their number.
+For each size: two made-up logs are written as parquet (not timed), then `specbench report` runs over the first and
+`specbench compare` over both, each in a process of its own on one core, which reports its seconds, processor seconds
+and peak memory. Exit code 1 when the largest size misses the goal: a report of 10 million verify steps within 20 s and 3 GB
+and a comparison of two such within 45 s, or when the cost of a step grows with their number.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from specbench.records import DataIdentity, ModelIdentity, OutputCheck, RequestR
 from specbench.run_directory import EventLog, RunDirectory
 
 #: At `GOAL_STEPS`.
-GOAL_REPORT_S, GOAL_GIB, GOAL_STEPS = 20.0, 3.0, 10_000_000
+GOAL_REPORT_S, GOAL_COMPARE_S, GOAL_GIB, GOAL_STEPS = 20.0, 45.0, 3.0, 10_000_000
 #: Seconds a step at the largest size over those at the size before it: linear but for noise.
 MAX_GROWTH = 1.5
 STEPS_A_REQUEST, K, CONCURRENCY, STEP_S = 760, 8, 8, 0.02
@@ -49,6 +50,7 @@ def make_run() -> RunRecord:
         "spec": {"name": f"mtp{K}", "method": "mtp", "num_speculative_tokens": K},
         "parallel": {"name": "tp1", "tensor_parallel_size": 1},
         "eval": {"name": "gsm8k", "scorer": "official"},
+        "sampling": {"name": "greedy", "temperature": 0.0},
         "load": {"name": "closed", "concurrency": CONCURRENCY},
         "report": {"name": "default"},
     }
@@ -163,34 +165,49 @@ def measure(arguments: list[str]) -> dict:
     return {"seconds": seconds, "busy_s": busy_s, "peak_gib": peak_gib}
 
 
-def missed_goals(measured: dict[int, dict]) -> list[str]:
-    """What the measurements fall short of; nothing where they were not made at GOAL_STEPS."""
-    sizes, missed = sorted(measured), []
-    if GOAL_STEPS in measured:
-        goal = measured[GOAL_STEPS]
-        if goal["seconds"] > GOAL_REPORT_S:
-            missed.append(f"a report of {GOAL_STEPS:,} steps took {goal['seconds']:.1f} s, more than {GOAL_REPORT_S:g}")
-        if goal["peak_gib"] > GOAL_GIB:
-            missed.append(f"a report of {GOAL_STEPS:,} steps took {goal['peak_gib']:.2f} GiB, more than {GOAL_GIB:g}")
-    if len(sizes) > 1:
-        growth = measured[sizes[-1]]["busy_s"] / sizes[-1] / (measured[sizes[-2]]["busy_s"] / sizes[-2])
-        if growth > MAX_GROWTH:
-            missed.append(f"a step at {sizes[-1]:,} costs {growth:.2f} times one at {sizes[-2]:,}")
-    return missed
+def missed_goals(reports: dict[int, dict], comparisons: dict[int, dict]) -> list[str]:
+    """What the measurements fall short of; of seconds and memory nothing where they were not made at GOAL_STEPS."""
+    missed = []
+    if GOAL_STEPS in reports:
+        for what, one, goal_s in (
+            ("a report", reports[GOAL_STEPS], GOAL_REPORT_S),
+            ("a comparison", comparisons[GOAL_STEPS], GOAL_COMPARE_S),
+        ):
+            if one["seconds"] > goal_s:
+                missed.append(f"{what} of {GOAL_STEPS:,} steps took {one['seconds']:.1f} s, more than {goal_s:g}")
+        if (peak_gib := reports[GOAL_STEPS]["peak_gib"]) > GOAL_GIB:
+            missed.append(f"a report of {GOAL_STEPS:,} steps took {peak_gib:.2f} GiB, more than {GOAL_GIB:g}")
+    return missed + _growths("report", reports) + _growths("comparison", comparisons)
+
+
+def _growths(what: str, measured: dict[int, dict]) -> list[str]:
+    """What a step costs at the largest size, where that is more than linear."""
+    sizes = sorted(measured)
+    if len(sizes) < 2:
+        return []
+    growth = measured[sizes[-1]]["busy_s"] / sizes[-1] / (measured[sizes[-2]]["busy_s"] / sizes[-2])
+    if growth <= MAX_GROWTH:
+        return []
+    return [f"a step at {sizes[-1]:,} costs the {what} {growth:.2f} times one at {sizes[-2]:,}"]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", default="1e5,1e6,1e7", help="numbers of verify steps, rising")
     sizes = [int(float(size)) for size in parser.parse_args().steps.split(",")]
-    measured = {}
-    print(f"{'steps':>12} {'report (s)':>12} {'of processor':>13} {'peak (GiB)':>11}")
+    reports, comparisons = {}, {}
+    print(f"{'steps':>12} {'what':>12} {'seconds':>9} {'of processor':>13} {'peak (GiB)':>11}")
     for size in sizes:
         with tempfile.TemporaryDirectory() as folder:
-            write_run(Path(folder, "run"), size, seed=0)
-            measured[size] = one = measure(["report", str(Path(folder, "run"))])
-        print(f"{size:>12,} {one['seconds']:>12.2f} {one['busy_s']:>13.2f} {one['peak_gib']:>11.2f}", flush=True)
-    missed = missed_goals(measured)
+            paths = [Path(folder, name) for name in ("base", "new")]
+            for seed, path in enumerate(paths):
+                write_run(path, size, seed)
+            reports[size] = measure(["report", str(paths[0])])
+            comparisons[size] = measure(["compare", *map(str, paths)])
+        for what, one in (("report", reports[size]), ("comparison", comparisons[size])):
+            cells = f"{size:>12,} {what:>12} {one['seconds']:>9.2f} {one['busy_s']:>13.2f} {one['peak_gib']:>11.2f}"
+            print(cells, flush=True)
+    missed = missed_goals(reports, comparisons)
     for line in missed:
         print(f"missed: {line}")
     return 1 if missed else 0
