@@ -49,6 +49,9 @@ specbench: the instrument that proves a change to speculative decoding.
                                                         everything again, from the event log of a run
   specbench compare BASE NEW... [--gate GATE]... [--format FORMAT] [-o FILE]
                                                         runs side by side, the first of them the base
+  specbench import FILE_OR_FOLDER [-o DIR]              a result of vLLM's, SGLang's or ModelOpt's benchmark as a run
+  specbench export DIR --format vllm|speculation_profile [-o FILE]
+                                                        a run as theirs
   specbench score DIR eval.scorer=NAME                  score again, without running again
   specbench resume DIR                                  go on with a run that was interrupted
   specbench doctor                                      what this machine can run, and why not
@@ -473,6 +476,42 @@ def _compare_command(argv: list[str]) -> int:
     return gates_exit_code(results)
 
 
+def _import_command(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        "specbench import",
+        description="A result of another tool as a run directory: the JSON of vllm bench serve, a line of SGLang's "
+        "bench_serving, a folder of specdec_bench.",
+    )
+    parser.add_argument("source", type=Path, metavar="FILE_OR_FOLDER")
+    parser.add_argument("--result", type=int, help="which one, from 1, where a file holds several")
+    parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="outputs/imported/NAME without it")
+    parser.add_argument("--model", metavar="NAME", help="what the model is called in runs to compare with")
+    parser.add_argument("--label", metavar="NAME", help="what its way of speculating is called beside other runs")
+    parser.add_argument("--data", metavar="NAME", help="what was asked")
+    parser.add_argument("--tensor-parallel-size", type=int, metavar="N", help="devices, for throughput per device")
+    arguments = parser.parse_args(argv)
+    from specbench.reports.exchange.imports import Stated, import_result
+
+    output = arguments.output or Path("outputs", "imported", arguments.source.resolve().stem)
+    stated = Stated(arguments.model, arguments.label, arguments.data, arguments.tensor_parallel_size)
+    command = shlex.join(["specbench", "import", *argv])
+    directory = import_result(arguments.source, output, arguments.result, stated, command)
+    print(directory.path)
+    return 0
+
+
+def _export_command(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser("specbench export", description="A run in the format of another tool.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--format", choices=("vllm", "speculation_profile"), required=True)
+    parser.add_argument("-o", "--output", type=Path, help="a file; the terminal without it")
+    arguments = parser.parse_args(argv)
+    from specbench.reports.exchange.exports import export_text
+
+    _hand_over(export_text(arguments.directory, arguments.format), arguments.output)
+    return 0
+
+
 def _score_command(argv: list[str]) -> int:
     parser = argparse.ArgumentParser("specbench score", description="Score a run again, without running it again.")
     parser.add_argument("directory", type=Path)
@@ -506,6 +545,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "list": _list_command,
     "report": _report_command,
     "compare": _compare_command,
+    "import": _import_command,
+    "export": _export_command,
     "score": _score_command,
     "resume": _resume_command,
     "doctor": _doctor_command,

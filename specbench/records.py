@@ -184,4 +184,7 @@ class RunRecord:
     notices: list[str] = field(default_factory=list)
     #: The engine's memory budget: bytes a line, KV bytes a token, blocks of each cache group. Empty for a server.
     memory: dict = field(default_factory=dict)
+    #: Figures under the keys of metrics.json that whatever `acceptance_source` names gave in sum, and that stand in
+    #: place of what the event log would give; empty for a run whose log has everything.
+    reported_metrics: dict = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION

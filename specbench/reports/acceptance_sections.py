@@ -47,11 +47,23 @@ INTERVAL_NOTE = (
 def acceptance_sections(acceptance: dict, intervals: Intervals) -> list[Section]:
     """The sections in the order of the report. Categories come only where requests have one."""
     titles = TITLES if acceptance["by_category"] else TITLES[:-1]
-    if not acceptance["drafts"]:
+    if acceptance["acceptance_length"] is None:
         reason = "speculation was off" if acceptance["drafts"] is None else "no step of this run had drafts"
         return [Section(title, (f"Nothing was drafted: {reason}.",)) for title in titles]
+    if not acceptance["by_previous"]:
+        return _sections_of_sums(acceptance, intervals)
     bodies: tuple[_Body, ...] = (_pooled, _by_position, _by_previous, _histogram, _by_category)
     return [Section(title, body(acceptance, intervals)) for title, body in zip(titles, bodies, strict=False)]
+
+
+def _sections_of_sums(acceptance: dict, intervals: Intervals) -> list[Section]:
+    """As far as a source gives them that counts over all steps, or even only tells a mean."""
+    bodies = {"Acceptance": _pooled(acceptance, intervals)}
+    if acceptance["accepted_at_position"]:
+        bodies["Acceptance by position"] = _by_position(acceptance, intervals)
+        bodies["Accepted drafts a step"] = _histogram(acceptance, intervals)
+    missing = ("Not measured: it takes each step by itself, or counts of each position.",)
+    return [Section(title, bodies.get(title, missing)) for title in TITLES[:-1]]
 
 
 _Blocks = tuple[str | ReportTable, ...]
@@ -83,7 +95,7 @@ def _pooled(acceptance: dict, intervals: Intervals) -> _Blocks:
         INTERVAL_NOTE,
     )
     table = ReportTable("acceptance", "Over all drafts", ("Metric", "Value", INTERVAL), _labelled(rows), notes=notes)
-    return (table, _autocorrelation(acceptance))
+    return (table, _autocorrelation(acceptance)) if acceptance["autocorrelation"] else (table,)
 
 
 def _labelled(rows: tuple[tuple, ...]) -> tuple[tuple[Cell, ...], ...]:
@@ -182,6 +194,8 @@ def previous_rows(acceptance: dict) -> list[tuple[str, dict]]:
 
     Each bucket also has the `path` of its figures in `intervals`.
     """
+    if not acceptance["by_previous"]:
+        return [("all", acceptance | {"path": "acceptance"})]
     k = acceptance["num_speculative_tokens"]
     by_previous = {
         bucket["previous"]: bucket | {"path": f"acceptance.by_previous[{index}]"}

@@ -44,8 +44,9 @@ class ComparedRun:
 
     @property
     def is_drafted(self) -> bool:
-        """Whether any step had drafts."""
-        return bool(self.metrics["acceptance"]["drafts"])
+        """Whether any step had drafts, and its steps are known one by one."""
+        acceptance = self.metrics["acceptance"]
+        return bool(acceptance["drafts"] and acceptance["by_previous"])
 
     @property
     def is_greedy(self) -> bool:

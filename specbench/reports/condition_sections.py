@@ -18,10 +18,10 @@ _LABELS = {
 
 
 def condition_sections(acceptance: dict) -> list[Section]:
-    """One table over all conditions; no section where nothing was drafted: those before it say so."""
-    if not acceptance["drafts"]:
-        return []
+    """One table over all conditions; no section where nothing was drafted or seen: those before it say so."""
     rows = tuple(_row(label, bucket) for name, label in _LABELS.items() for bucket in acceptance[name])
+    if not rows:
+        return []
     header = ("Condition", "Bucket", "Requests", "Drafts", "Rate", "Length", "Position 0", "Per-position (%)")
     note = (
         "Output position is that of the first token of a step, batch size the requests of the engine's step. Buckets "

@@ -108,6 +108,8 @@ class Evidence:
     def no_drafts(self) -> str | None:
         """Why nothing can be said of drafts; None where they can be judged."""
         drafts = self.metrics["acceptance"]["drafts"]
+        if self.run.acceptance_source != "engine" and not len(self.columns.request):
+            return f"no step by itself is known from {self.run.acceptance_source}"
         if drafts is None:
             return "speculation was off"
         return None if drafts >= MIN_DRAFTS else f"only {drafts} drafts, fewer than {MIN_DRAFTS}"

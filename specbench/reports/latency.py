@@ -110,7 +110,7 @@ def _first_token_s(request: RequestRecord) -> float:
     return np.nan if request.first_token_s is None else request.first_token_s
 
 
-def throughput_metrics(columns: StepColumns, num_devices: int) -> dict:
+def throughput_metrics(columns: StepColumns, num_devices: int | None) -> dict:
     """The `throughput` block of metrics.json.
 
     duration = first arrival to last token; tokens of completed requests only; "per user" is output tokens over the
@@ -122,11 +122,12 @@ def throughput_metrics(columns: StepColumns, num_devices: int) -> dict:
     total_tokens = output_tokens + sum(request.num_prompt_tokens for request in completed)
     served_s = float(end_to_end(completed).sum())
     output_rate = _per_second(output_tokens, duration_s)
+    device_rate = None if output_rate is None or num_devices is None else output_rate / num_devices
     return {
         "duration_s": duration_s,
         "request_per_s": _per_second(len(completed), duration_s),
         "output_token_per_s": output_rate,
-        "output_token_per_s_per_device": None if output_rate is None else output_rate / num_devices,
+        "output_token_per_s_per_device": device_rate,
         "output_token_per_s_per_user": _per_second(output_tokens, served_s),
         "total_token_per_s": _per_second(total_tokens, duration_s),
         "verify_step_per_s": _per_second(len(columns.request), duration_s) if len(columns.request) else None,

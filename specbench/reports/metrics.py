@@ -21,6 +21,9 @@ from specbench.reports.latency import is_completed, latency_metrics, throughput_
 from specbench.reports.step_columns import StepColumns, measured, step_columns
 from specbench.run_directory import EventLog
 
+#: `acceptance_source` of a run whose every step was seen.
+ENGINE = "engine"
+
 
 def compute_metrics(run: RunRecord, log: EventLog) -> dict:
     """metrics.json as plain containers."""
@@ -30,16 +33,21 @@ def compute_metrics(run: RunRecord, log: EventLog) -> dict:
 def metrics_of(run: RunRecord, log: EventLog, columns: StepColumns) -> dict:
     """`compute_metrics` for whoever needs the measured `columns` of `log` too."""
     k = _num_speculative_tokens(run, columns)
-    acceptance = acceptance_metrics(columns, k) | condition_tables(columns, k)
+    reported = run.reported_metrics
+    acceptance = acceptance_metrics(columns, k) | condition_tables(columns, k) | reported.get("acceptance", {})
+    has_steps = run.acceptance_source == ENGINE or len(columns.request) > 0
     metrics = {
         "schema_version": SCHEMA_VERSION,
-        "requests": _request_counts(log.requests),
+        "requests": _request_counts(log.requests) | reported.get("requests", {}),
         "acceptance": acceptance,
-        "latency": latency_metrics(columns),
-        "throughput": _throughput(run, columns),
+        "latency": latency_metrics(columns) | reported.get("latency", {}),
+        "throughput": _throughput(run, columns) | reported.get("throughput", {}),
         "cache": _cache(columns, log),
         "eval": accuracy_metrics(run.data.name, run.config["eval"]["scorer"], columns.requests, log.samples),
-        "checks": {"identities": identity_checks(columns, acceptance), "output": _output_check(run)},
+        "checks": {
+            "identities": identity_checks(columns, acceptance, has_steps=has_steps),
+            "output": _output_check(run),
+        },
         "intervals": acceptance_intervals(columns, k),
     }
     return metrics | {
@@ -49,9 +57,11 @@ def metrics_of(run: RunRecord, log: EventLog, columns: StepColumns) -> dict:
 
 
 def _num_speculative_tokens(run: RunRecord, columns: StepColumns) -> int | None:
-    """k; None when speculation was off. Rows are believed over the configuration."""
+    """k; None when speculation was off or no step was seen. Rows are believed over the configuration."""
     spec = run.config["spec"]
     most_drafted = int(columns.num_drafted.max(initial=0))
+    if run.acceptance_source != ENGINE and not len(columns.request):
+        return None
     if spec["method"] == "none" and most_drafted == 0:
         return None
     configured = spec["num_speculative_tokens"]
