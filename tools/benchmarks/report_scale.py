@@ -52,7 +52,7 @@ def make_run() -> RunRecord:
         "eval": {"name": "gsm8k", "scorer": "official"},
         "sampling": {"name": "greedy", "temperature": 0.0},
         "load": {"name": "closed", "concurrency": CONCURRENCY},
-        "report": {"name": "default"},
+        "report": {"name": "default", "formats": ["svg"]},
     }
     return RunRecord(
         status="finished",
@@ -123,6 +123,7 @@ def _engine_steps(rng: np.random.Generator, num_steps: int) -> EngineStepColumns
         draft_s=0.2 * STEP_S * (1 + 0.1 * rng.random(num_steps)),
         kv_blocks_used=100 * ones,
         num_preempted=0 * ones,
+        num_evicted_blocks=0 * ones,
     )
 
 

@@ -91,7 +91,7 @@ def _request(
         is_warmup=False,
         category=None,
         num_prompt_tokens=num_prompt,
-        num_cached_prompt_tokens=0,
+        num_cached_prompt_tokens=None,
         num_output_tokens=0 if failed else num_output,
         # Whether it stopped or ran into its limit is not told.
         finish_reason="error" if failed else "stop",
