@@ -4,8 +4,9 @@
 
 For each size: two made-up logs are written as parquet (not timed), then `specbench report` runs over the first and
 `specbench compare` over both, each in a process of its own on one core, which reports its seconds, processor seconds
-and peak memory. Exit code 1 when the largest size misses the goal: a report of 10 million verify steps within 20 s and 3 GB
-and a comparison of two such within 45 s, or when the cost of a step grows with their number.
+and peak memory. Exit code 1 when the largest size misses the goal: a report of 10 million verify steps within 20 s and
+3 GB and a comparison of two such within 45 s, or when the cost of a step grows with their number. Both goals are of
+processor seconds: those of one core that nobody else is using.
 """
 
 from __future__ import annotations
@@ -174,8 +175,8 @@ def missed_goals(reports: dict[int, dict], comparisons: dict[int, dict]) -> list
             ("a report", reports[GOAL_STEPS], GOAL_REPORT_S),
             ("a comparison", comparisons[GOAL_STEPS], GOAL_COMPARE_S),
         ):
-            if one["seconds"] > goal_s:
-                missed.append(f"{what} of {GOAL_STEPS:,} steps took {one['seconds']:.1f} s, more than {goal_s:g}")
+            if one["busy_s"] > goal_s:
+                missed.append(f"{what} of {GOAL_STEPS:,} steps took {one['busy_s']:.1f} s, more than {goal_s:g}")
         if (peak_gib := reports[GOAL_STEPS]["peak_gib"]) > GOAL_GIB:
             missed.append(f"a report of {GOAL_STEPS:,} steps took {peak_gib:.2f} GiB, more than {GOAL_GIB:g}")
     return missed + _growths("report", reports) + _growths("comparison", comparisons)
