@@ -72,9 +72,9 @@ def positions(drafts: int, percents: list[float], accepted: int, digits: int = 2
 
 def reference_log(reference: Reference) -> EventLog:
     """The event log: one request a sample, times that give its percentiles."""
-    num_tokens = _even(reference.num_output_tokens, reference.num_requests)
+    num_tokens = even(reference.num_output_tokens, reference.num_requests)
     verified = int(reference.histogram @ np.arange(1, reference.k + 2))
-    discarded = _even(verified + reference.num_requests - reference.num_output_tokens, reference.num_requests)
+    discarded = even(verified + reference.num_requests - reference.num_output_tokens, reference.num_requests)
     accepted = _dealt(reference.histogram, num_tokens - 1 + discarded, discarded)
     ttft, tpot = _request_times(reference, num_tokens)
     log = EventLog()
@@ -100,7 +100,7 @@ def reference_log(reference: Reference) -> EventLog:
     return log
 
 
-def _even(total: int, parts: int) -> np.ndarray:
+def even(total: int, parts: int) -> np.ndarray:
     """[parts] Whole numbers that sum to `total` and differ by at most 1."""
     edges = np.arange(parts + 1) * total // parts
     return np.diff(edges)

@@ -6,7 +6,7 @@ rounded values: ours come from unrounded ones.
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
 
@@ -17,7 +17,7 @@ from specbench.reports.side_by_side import benchmark_table, bucket_table, evalua
 from specbench.reports.table import ReportTable
 from specbench.run_directory import EventLog
 from tests.reports.event_logs import make_request, make_run, make_sample, make_step
-from tests.reports.reference_logs import Reference, Times, positions, reference_log
+from tests.reports.reference_logs import Reference, Times, even, positions, reference_log
 
 POSITION = "Per-position acceptance (%) — Pos "
 LABELS = [
@@ -219,20 +219,23 @@ def test_with_another_k_no_figure_of_single_steps_is_better_or_worse() -> None:
 
 
 def evaluated(column: Reference, num_correct: dict[str, int], hits: tuple[int, int] | None = None) -> ComparedRun:
-    """A run with answers: so many right of each category, the others wrong."""
-    record = make_run(8)
+    """A run with answers: so many right of each category, the others wrong; `hits` are cached of prompt tokens."""
     log: EventLog = reference_log(column)
-    num_hit, num_asked = hits or (0, 0)
-    log.requests[0] = replace(
-        log.requests[0], num_prompt_tokens=num_asked, num_cached_prompt_tokens=num_hit if hits else None
-    )
-    log.requests[1:] = [replace(request, num_cached_prompt_tokens=None) for request in log.requests[1:]]
     left = dict(num_correct)
     for request in log.requests:
         name = request.category or "all"
         log.samples.append(make_sample(request.request_id, float(left[name] > 0), category=request.category))
         left[name] -= 1
-    return run_of_log(record, log, "runs/eval")
+    cached, prompts = (even(total, len(log.requests)) if hits else None for total in hits or (0, 0))
+    log.requests = [
+        dataclasses.replace(
+            request,
+            num_cached_prompt_tokens=None if cached is None else int(cached[index]),
+            num_prompt_tokens=100 if prompts is None else int(prompts[index]),
+        )
+        for index, request in enumerate(log.requests)
+    ]
+    return run_of_log(make_run(8), log, "runs/eval")
 
 
 def evaluation_column(

@@ -20,7 +20,7 @@ from specbench.reports.gates import (
     parse_gates,
 )
 from specbench.run_directory import EventLog
-from tests.reports.event_logs import log_of_accepted, make_request, make_run, make_sample, make_step
+from tests.reports.event_logs import log_of_accepted, make_request, make_run, make_sample
 
 LENGTH = "acceptance.acceptance_length"
 
@@ -96,8 +96,8 @@ def test_a_number_is_compared_with_the_figure_itself() -> None:
 
 
 def test_what_was_not_measured_fails() -> None:
-    plain = run(EventLog([make_request("r0", num_output_tokens=2)], [make_step("r0", 0, 0, 0)]), k=None)
-    for path in (LENGTH, "acceptance.per_position[0]", "cache.hit_rate", "eval.accuracy"):
+    plain = run(EventLog([make_request("r0")]), k=None)
+    for path in (LENGTH, "acceptance.per_position[0]", "latency.tpot_ms.p50", "eval.accuracy"):
         (result,) = judge_run([parse_gate(f"{path} >= 0")], plain)
         assert (result.outcome, result.reason) == ("fail", "not measured")
     assert outcome(f"{LENGTH} >= baseline", plain, run(log_of_accepted([(4,)], 4))) == "fail"
