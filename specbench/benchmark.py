@@ -18,14 +18,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from specbench import __version__, environment, terminal
 from specbench.arrivals import make_load
+from specbench.beside_plain import run_beside_plain, without_speculation
 from specbench.engine.config import EngineConfig
 from specbench.errors import UserError
 from specbench.evals.task import Task, rescore, score_result, warmup_requests
-from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Load, Target
+from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Target
+from specbench.machinery import Machinery, embedded_machinery
 from specbench.outcome import Outcome
 from specbench.plan import Plan, fingerprint, prepare
 from specbench.record_columns import EngineStepColumns
@@ -53,33 +55,6 @@ class Invocation:
     composed: str
     #: Names a sweep job's directory; None for a plain run.
     job_name: str | None
-
-
-class EngineFactory(Protocol):
-    """Loads the weights."""
-
-    def __call__(
-        self, config: EngineConfig, clock: Callable[[], float], on_progress: Callable[[str], None]
-    ) -> Target: ...
-
-
-OutputChecker = Callable[[Any, list[GenerateResult], int], OutputCheck]
-
-
-@dataclass(frozen=True, slots=True)
-class Machinery:
-    """The parts that import torch, made when they are needed."""
-
-    start_engine: EngineFactory
-    check_output: OutputChecker
-
-
-def embedded_machinery() -> Machinery:
-    """The embedded engine. Importing torch takes seconds, so it comes after everything that may be wrong."""
-    from specbench.engine.llm_engine import LLMEngine
-    from specbench.engine.replay import check_output
-
-    return Machinery(LLMEngine, check_output)
 
 
 class RunClock:
@@ -178,7 +153,9 @@ def execute(
         results = _in_order(plan, _earlier_results(plan, log) + _measure(plan, engine, directory, requests, log))
         terminal.status("checking the output")
         record.output_check = _check_output(plan.config, machinery, engine, results)
-        record.notices += _baseline_notices(plan, machinery, engine, clock)
+        beside = run_beside_plain(plan, machinery, engine, results, clock)
+        record.notices += beside.notices
+        record.losslessness = beside.losslessness
         directory.finalise()
         record.hardware["at_end"] = environment.state() | {"other_processes": watch.heavy()}
         record.status, record.error, record.finished_at = "finished", None, _now()
@@ -199,17 +176,12 @@ def _with_drafts(plan: Plan, machinery: Machinery, directory: RunDirectory, cloc
         write_drafts(file, recorded_in(Path(drafts)))
     elif not file.exists():  # a resumed run has recorded them
         terminal.status("recording plain decoding to draft from")
-        plain = machinery.start_engine(_plain(config), clock, terminal.status)
+        plain = machinery.start_engine(without_speculation(config), clock, terminal.status)
         results: list[GenerateResult] = []
         requests = [request for request in plan.requests if request.repeat == 0]
         plain.generate(requests, make_load(plan.config.load), GenerateListener(results.append))
         write_drafts(file, [(result.prompt_token_ids, result.output_token_ids) for result in results])
     return dataclasses.replace(config, drafts=str(file))
-
-
-def _plain(config: EngineConfig) -> EngineConfig:
-    """The same engine without speculation."""
-    return dataclasses.replace(config, num_speculative_tokens=0, proposer="none", faults=(), drafts=None)
 
 
 def _measure(
@@ -337,37 +309,6 @@ def _check_output(
     return machinery.check_output(engine, completed, limit)
 
 
-def _baseline_notices(plan: Plan, machinery: Machinery, engine: Target, clock: Callable[[], float]) -> list[str]:
-    """The same few requests with and without speculation, one after the other, outside measured time."""
-    count = plan.config.report.plain_baseline_requests
-    if plan.config.spec.method == "none":
-        return []
-    if count == 0:
-        return ["No plain baseline was measured: this run does not show whether speculation is faster here."]
-    terminal.status("measuring plain decoding beside it")
-    requests = [request for request in plan.requests if request.repeat == 0][:count]
-    load = make_load(plan.config.load)
-    plain_engine = machinery.start_engine(_plain(plan.engine_config), clock, terminal.status)
-    speculative = _token_per_s(engine, requests, load, clock)
-    plain = _token_per_s(plain_engine, requests, load, clock)
-    verdict = "speculation loses here" if speculative < plain else "speculation gains here"
-    return [
-        f"Plain baseline: speculation is {speculative / plain:.2f} times plain decoding ({speculative:,.1f} against "
-        f"{plain:,.1f} output tokens/s; the first {len(requests)} requests once each way after the measured run, "
-        f"concurrency {plan.config.load.concurrency}; one run each, no interval): {verdict}."
-    ]
-
-
-def _token_per_s(engine: Target, requests: Sequence[GenerateRequest], load: Load, clock: Callable[[], float]) -> float:
-    """Output tokens a second over the requests, after one of them as warm-up, with an empty prefix cache."""
-    engine.generate(requests[:1], load, GenerateListener(lambda result: None))
-    engine.reset_prefix_cache()
-    counts: list[int] = []
-    start_s = clock()
-    engine.generate(requests, load, GenerateListener(lambda result: counts.append(result.record.num_output_tokens)))
-    return sum(counts) / (clock() - start_s)
-
-
 def _exit_code(metrics: dict) -> int:
     """1 when requests failed, the text is wrong or the counts contradict each other, and says so."""
     num_failed = metrics["requests"]["failed"] + metrics["requests"]["aborted"]
@@ -376,10 +317,13 @@ def _exit_code(metrics: dict) -> int:
     is_wrong = metrics["checks"]["output"]["status"] == "mismatch"
     if is_wrong:
         terminal.say("specbench: the output check failed: emitted tokens are not those of plain decoding")
+    is_lossy = metrics["checks"]["losslessness"]["status"] == "mismatch"
+    if is_lossy:
+        terminal.say("specbench: speculation is not lossless: the report's table says what differs from plain decoding")
     broken = broken_identities(metrics)
     if broken:
         terminal.say(f"specbench: identities broken: {', '.join(broken)}; the counts contradict each other, trust none")
-    return 1 if num_failed or is_wrong or broken else 0
+    return 1 if num_failed or is_wrong or is_lossy or broken else 0
 
 
 def _gates_exit_code(report: Report) -> int:

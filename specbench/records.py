@@ -153,6 +153,46 @@ class OutputCheck:
     reason: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LosslessnessCell:
+    """One test of one way to speculate against plain decoding."""
+
+    proposer: str
+    num_speculative_tokens: int
+    #: How drafts were verified: "argmax", "sample and match", "standard" or "block".
+    acceptance: str
+    #: "greedy", or the temperature and what else shapes the law.
+    sampling: str
+    test: str
+    #: "identical", "near_ties" or "mismatch" of texts; "consistent" or "mismatch" of laws; "not_checked".
+    status: str
+    #: Requests, or draws of both sides together.
+    compared: int
+    #: Requests, of texts compared token for token.
+    identical: int | None = None
+    near_ties: int | None = None
+    mismatches: int | None = None
+    statistic: float | None = None
+    p_value: float | None = None
+    #: The smallest departure that would have been seen with a probability of 90 %, and what it is measured in.
+    detectable: float | None = None
+    detectable_unit: str | None = None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LosslessnessCheck:
+    """The same requests with and without speculation."""
+
+    #: The worst status of a cell; "not_applicable" where accepted drafts are not verified.
+    status: str
+    cells: list[LosslessnessCell] = field(default_factory=list)
+    #: The first difference of a few requests: request_id, output_index, speculative, plain (token ids), margin (of the
+    #: likeliest token over the emitted one), allowed (what rounding can turn), is_near_tie.
+    differences: list[dict] = field(default_factory=list)
+    reason: str | None = None
+
+
 @dataclass(slots=True)
 class RunRecord:
     """The envelope of a run: run.json. Written at the start, rewritten at the end."""
@@ -178,6 +218,7 @@ class RunRecord:
     num_segments: int = 1
     error: str | None = None
     output_check: OutputCheck | None = None
+    losslessness: LosslessnessCheck | None = None
     #: The checkpoint that drafts, where that is one of its own.
     draft_model: ModelIdentity | None = None
     #: Notices that the reader of any figure must see: fallbacks, packaged data, skipped checks.

@@ -132,7 +132,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class EvalConfig:
-    name: Annotated[str, OneOf(("gsm8k", "prompts"))]
+    name: Annotated[str, OneOf(("gsm8k", "losslessness", "prompts"))]
     data: str | None
     #: "chat" or "completion"; None where rows say it themselves (prompts).
     protocol: Annotated[str, OneOf(("chat", "completion"))] | None
@@ -148,6 +148,8 @@ class EvalConfig:
     scorer: str | None
     #: None takes the protocol's own.
     stop: tuple[str, ...] | None
+    #: losslessness, at a temperature: times that each side draws the first tokens of a prompt.
+    num_law_draws: Positive | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -533,8 +535,11 @@ def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
         if key not in hints:
             raise UserError(f"{prefix}{key}: unknown key; {near_name(str(key), hints)}")
     arguments = {}
+    optional = {field.name for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING}
     for key, hint in hints.items():
         if key not in values:
+            if key in optional:  # a value that the other options of its group have no use for
+                continue
             raise UserError(_missing(prefix + key, hint))
         arguments[key] = _value(values[key], hint, prefix + key)
     return cls(**arguments)

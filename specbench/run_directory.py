@@ -37,6 +37,8 @@ from specbench.records import (
     SCHEMA_VERSION,
     DataIdentity,
     EngineStep,
+    LosslessnessCell,
+    LosslessnessCheck,
     ModelIdentity,
     OutputCheck,
     RequestRecord,
@@ -315,15 +317,20 @@ def _run_from_json(path: Path) -> RunRecord:
             f"{path}: schema_version is {found!r}, this specbench reads {SCHEMA_VERSION}; use the version that wrote it"
         )
     try:
-        check, draft = content["output_check"], content.get("draft_model")
+        check, draft, lossless = content["output_check"], content.get("draft_model"), content.get("losslessness")
         return RunRecord(
             **{
                 **content,
                 "model": ModelIdentity(**content["model"]),
                 "data": DataIdentity(**content["data"]),
                 "output_check": None if check is None else OutputCheck(**check),
+                "losslessness": None if lossless is None else _losslessness(lossless),
                 "draft_model": None if draft is None else ModelIdentity(**draft),
             }
         )
     except (KeyError, TypeError) as error:
         raise UserError(f"{path}: not a run record ({type(error).__name__}: {error})") from error
+
+
+def _losslessness(content: dict) -> LosslessnessCheck:
+    return LosslessnessCheck(**{**content, "cells": [LosslessnessCell(**cell) for cell in content["cells"]]})

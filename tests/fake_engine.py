@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from specbench.benchmark import Machinery
 from specbench.engine.config import EngineConfig
 from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Load
+from specbench.machinery import Machinery
 from specbench.records import EngineStep, OutputCheck, RequestRecord, VerifyStep
 
 NUM_STEPS = 3
 
 
 class FakeEngine:
-    """Each request: a first token, then NUM_STEPS verify steps, each with half of its drafts accepted."""
+    """Each request: a first token, then verify steps, each with half of its drafts accepted. With the most drafts that
+    an engine of the script was started with there are NUM_STEPS; with fewer, as many as the same text takes."""
 
     def __init__(self, config: EngineConfig, clock: Callable[[], float], script: Script) -> None:
         self._k = config.num_speculative_tokens
@@ -57,6 +58,7 @@ class FakeEngine:
             record = self._record(request, 0, "error", now, "made to fail")
             return GenerateResult(record, [], [1], [], "")
         accepted = self._k // 2
+        num_emitted = NUM_STEPS * (max(engine.num_speculative_tokens for engine in self._script.started) // 2 + 1)
         steps = [
             VerifyStep(
                 request_id=request.request_id,
@@ -71,9 +73,9 @@ class FakeEngine:
                 batch_size=1,
                 end_s=now,
             )
-            for step in range(NUM_STEPS)
+            for step in range(num_emitted // (accepted + 1))
         ]
-        tokens = [5] * (1 + NUM_STEPS * (accepted + 1))
+        tokens = [self._script.tokens_by_k.get(self._k, 5)] * (1 + num_emitted)
         return GenerateResult(
             self._record(request, len(tokens), "stop", now, None), steps, [1, 2], tokens, "#### 7", "", "a prompt"
         )
@@ -113,6 +115,8 @@ class Script:
         self.seen: list[str] = []
         #: How many had been answered when a prefix cache was emptied.
         self.seen_at_reset: list[int] = []
+        #: k -> the token that an engine of k drafts says; 5 unless it is here.
+        self.tokens_by_k: dict[int, int] = {}
         #: Settings of each engine that was started.
         self.started: list[EngineConfig] = []
 

@@ -19,6 +19,8 @@ FLOORS = (
     ("engine", "servers", "evals", "arrivals", "reports", "environment", "model_choice", "recorded_drafts"),
     ("plan",),
     ("terminal",),
+    ("machinery",),
+    ("beside_plain",),
     ("benchmark", "doctor"),
     ("cli",),
 )

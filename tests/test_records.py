@@ -15,6 +15,8 @@ from specbench.records import (
     SCHEMA_VERSION,
     DataIdentity,
     EngineStep,
+    LosslessnessCell,
+    LosslessnessCheck,
     ModelIdentity,
     OutputCheck,
     RequestRecord,
@@ -77,8 +79,19 @@ def test_column_types_hold_what_the_records_annotate(record_type):
 def test_documented_keys_of_run_json_are_the_run_records():
     rows = {row[0]: row[1] for row in documented("run.json")}
     assert list(rows) == [field.name for field in fields(RunRecord)]
-    for name, record_type in {"model": ModelIdentity, "data": DataIdentity, "output_check": OutputCheck}.items():
+    nested = {
+        "model": ModelIdentity,
+        "data": DataIdentity,
+        "output_check": OutputCheck,
+        "losslessness": LosslessnessCheck,
+    }
+    for name, record_type in nested.items():
         assert rows[name] == ", ".join(field.name for field in fields(record_type))
+
+
+def test_documented_keys_of_a_losslessness_cell():
+    listed = DOCS.split("cells is one test: ")[1].split(". ")[0]
+    assert " ".join(listed.split()).split(", ") == [field.name for field in fields(LosslessnessCell)]
 
 
 def test_documented_keys_of_metrics_json_are_those_computed():

@@ -7,6 +7,7 @@ from typing import Protocol
 from specbench.errors import UserError, near_name
 from specbench.evals.answers import SCORERS
 from specbench.evals.gsm8k import load_gsm8k
+from specbench.evals.losslessness import load_losslessness
 from specbench.evals.prompts import load_prompts
 from specbench.evals.task import Task
 from specbench.run_config import EvalConfig
@@ -20,6 +21,7 @@ class TaskLoader(Protocol):
 
 TASKS: dict[str, TaskLoader] = {
     "gsm8k": load_gsm8k,
+    "losslessness": load_losslessness,
     "prompts": load_prompts,
 }
 

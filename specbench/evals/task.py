@@ -50,6 +50,8 @@ class Task:
     stop: tuple[str, ...]
     #: What the reader of any figure must know: fallbacks, fewer samples than asked for.
     notices: tuple[str, ...]
+    #: Draws of each prompt's first tokens when the run is compared with plain decoding afterwards; None: it is not.
+    num_law_draws: int | None = None
 
     @cached_property
     def sample_by_key(self) -> dict[tuple[str, int], Sample]:

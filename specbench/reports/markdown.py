@@ -16,6 +16,7 @@ from specbench.reports.cost_section import cost_section
 from specbench.reports.health_section import health_section, health_sentence, raised
 from specbench.reports.identities import broken_identities
 from specbench.reports.latency import MIN_REQUESTS_OF_P99
+from specbench.reports.losslessness_section import losslessness_sections
 from specbench.reports.number_format import NOT_MEASURED, count, decimal, percent_of, percent_range
 from specbench.reports.output_check_text import check_differences, check_sentence
 from specbench.reports.table import Cell, ReportTable, Section, section_markdown, text_cell
@@ -27,6 +28,9 @@ LATENCY_LABELS = {
     "itl_token_ms": "ITL per token (ms)",
     "e2el_ms": "E2EL (ms)",
 }
+
+#: Evals whose packaged problems imitate another one's.
+_IMITATED = {"losslessness": "GSM8K"}
 
 _THROUGHPUT_LABELS = {
     "duration_s": "Benchmark duration (s)",
@@ -62,6 +66,7 @@ def report_sections(run: RunRecord, metrics: dict) -> list[Section]:
     return [
         _what_ran(run),
         _verdict(run, metrics),
+        *losslessness_sections(run.losslessness),
         health_section(metrics["health"]),
         _accuracy(run, metrics),
         _speed(run, metrics),
@@ -82,7 +87,8 @@ def model_title(model: ModelIdentity) -> str:
 
 def data_title(data: DataIdentity, eval_name: str) -> str:
     """Which samples ran: `nano_problems: made-up problems, not GSM8K`."""
-    return f"{data.name}: made-up problems, not {eval_name.upper()}" if data.packaged else data.name
+    imitated = _IMITATED.get(eval_name, eval_name.upper())
+    return f"{data.name}: made-up problems, not {imitated}" if data.packaged else data.name
 
 
 def is_unfinished(run: RunRecord) -> bool:

@@ -18,6 +18,7 @@ from specbench.reports.diagnosis import health_checks
 from specbench.reports.identities import identity_checks
 from specbench.reports.intervals import acceptance_intervals
 from specbench.reports.latency import is_completed, latency_metrics, throughput_metrics
+from specbench.reports.losslessness_section import losslessness_metrics
 from specbench.reports.step_columns import StepColumns, measured, step_columns
 from specbench.run_directory import EventLog
 
@@ -47,6 +48,7 @@ def metrics_of(run: RunRecord, log: EventLog, columns: StepColumns) -> dict:
         "checks": {
             "identities": identity_checks(columns, acceptance, has_steps=has_steps),
             "output": _output_check(run),
+            "losslessness": losslessness_metrics(run.losslessness),
         },
         "intervals": acceptance_intervals(columns, k),
     }

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specbench.records import RunRecord
+from specbench.records import LosslessnessCheck, RunRecord
 from specbench.reports.health_check import FAILED
 from specbench.reports.health_section import health_sentence
 from specbench.reports.identities import broken_identities
+from specbench.reports.losslessness_section import losslessness_sentence
 from specbench.reports.markdown import LATENCY_LABELS, data_title, is_unfinished, model_title
 from specbench.reports.number_format import count, decimal, percent, percent_of, slash_joined
 from specbench.reports.output_check_text import check_sentence
@@ -43,10 +44,18 @@ def _verdict(run: RunRecord, metrics: dict) -> list[SummaryRow]:
     ended = f"{count(requests['completed'])} completed" + (f", {count(bad)} failed or aborted" if bad else "")
     return [
         SummaryRow("Output check", check_sentence(run.output_check).replace("**", ""), level),
+        *_losslessness(run.losslessness),
         SummaryRow("Identities", f"broken: {', '.join(broken)}" if broken else "hold", "bad" if broken else "good"),
         SummaryRow("Health", health_sentence(metrics["health"]).replace("**", ""), "bad" if is_failed else "plain"),
         SummaryRow("Requests", ended, "bad" if bad else "plain", is_section_end=True),
     ]
+
+
+def _losslessness(check: LosslessnessCheck | None) -> list[SummaryRow]:
+    if check is None:
+        return []
+    level = {"identical": "good", "consistent": "good", "mismatch": "bad"}.get(check.status, "plain")
+    return [SummaryRow("Losslessness", losslessness_sentence(check).replace("**", ""), level)]
 
 
 def _accuracy(metrics: dict) -> list[SummaryRow]:
