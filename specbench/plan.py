@@ -21,7 +21,7 @@ from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.generation_config import sampling_defaults
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.memory import MemoryPlan, memory_text
-from specbench.engine.models.registry import check_checkpoint, load_model_config
+from specbench.engine.models.registry import check_checkpoint, load_model_config, num_parameters
 from specbench.engine.sampling.parameters import check_parameters
 from specbench.errors import UserError
 from specbench.evals.registry import load_task
@@ -73,7 +73,7 @@ class Plan:
 
     @property
     def num_parameters(self) -> int:
-        return _num_parameters(self.checkpoint)
+        return num_parameters(self.checkpoint)
 
     def model_identity(self) -> ModelIdentity:
         """Reads every byte of the checkpoint for its hash, once a process."""
@@ -207,10 +207,6 @@ def _check_block_size(block_size: int, specs: Iterable[CacheGroupSpec]) -> None:
             )
 
 
-def _num_parameters(checkpoint: Checkpoint) -> int:
-    return sum(math.prod(entry.shape) for entry in checkpoint.tensors.values())
-
-
 def _identity(choice: ModelChoice, checkpoint: Checkpoint, num_modules: int = 0) -> ModelIdentity:
     return ModelIdentity(
         requested=choice.requested,
@@ -219,7 +215,7 @@ def _identity(choice: ModelChoice, checkpoint: Checkpoint, num_modules: int = 0)
         revision=choice.revision,
         sha256=checkpoint_sha256(checkpoint),
         packaged=choice.packaged,
-        num_parameters=_num_parameters(checkpoint),
+        num_parameters=num_parameters(checkpoint),
         num_modules=num_modules,
     )
 
@@ -391,7 +387,7 @@ def _own_dtype(checkpoint: Checkpoint) -> str:
 
 def _model_notices(choice: ModelChoice, checkpoint: Checkpoint) -> Iterable[str]:
     if choice.packaged:
-        millions = sum(math.prod(entry.shape) for entry in checkpoint.tensors.values()) / 1e6
+        millions = num_parameters(checkpoint) / 1e6
         yield f"{choice.ran} (packaged, {millions:.1f} M parameters): not Inkling; name one with model.checkpoint=DIR"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint, TensorEntry
 from specbench.errors import UserError, near_name
@@ -27,6 +27,8 @@ class ExpectedTensors:
     forbidden: Mapping[str, str]
     #: Ends of the names of tensors that stay in fp32, whatever the model's type.
     float32_suffixes: tuple[str, ...] = ()
+    #: name -> shape. Known, never read, and no parameters: copies of others, and constants.
+    redundant: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def num_bytes(self, element_size: int) -> int:
         """Bytes of everything that is read, as it lies on the device."""
@@ -48,7 +50,7 @@ def check_tensors(checkpoint: Checkpoint, expected: ExpectedTensors) -> None:
     for name, entry in checkpoint.tensors.items():
         if name in expected.forbidden:
             raise UserError(f"{entry.file}: tensor {name} {_text(entry.shape)}: {expected.forbidden[name]}")
-        if name in expected.required or name in expected.unread:
+        if name in expected.required or name in expected.unread or name in expected.redundant:
             continue
         if name.startswith(expected.strict_prefixes):
             hint = near_name(name, [*expected.required, *expected.unread])

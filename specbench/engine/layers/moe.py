@@ -35,7 +35,7 @@ class SoftmaxRouter:
 
     def __init__(self, weight: Tensor, num_chosen: int, is_renormalised: bool) -> None:
         #: [experts, hidden] fp32
-        self._weight = weight.float()
+        self._weight = weight
         self._is_renormalised = is_renormalised
         self.num_chosen = num_chosen
 
@@ -51,7 +51,7 @@ class SharedExpertRouter:
 
     def __init__(self, weight: Tensor, bias: Tensor, num_routed_per_token: int, num_shared: int, scale: Tensor) -> None:
         #: [experts, hidden] fp32, shared experts last
-        self._weight = weight.float()
+        self._weight = weight
         #: [experts] fp32
         self._bias = torch.cat((bias, bias.new_full((num_shared,), _ALWAYS)))
         #: [1] fp32

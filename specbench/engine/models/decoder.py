@@ -98,7 +98,9 @@ def _read_attention(config: DecoderConfig, weights: WeightReader, prefix: str, k
 
 
 def _read_experts(experts: ExpertShape, weights: WeightReader, prefix: str) -> MixtureOfExperts:
-    router = SoftmaxRouter(weights.read(prefix + "gate.weight"), experts.num_experts_per_token, experts.is_renormalised)
+    router = SoftmaxRouter(
+        weights.read(prefix + "gate.weight", torch.float32), experts.num_experts_per_token, experts.is_renormalised
+    )
     names = [f"{prefix}experts.{expert}." for expert in range(experts.num_experts)]
     gate_up = weights.read_rows([f"{name}{half}_proj.weight" for name in names for half in ("gate", "up")])
     down = weights.read_rows([f"{name}down_proj.weight" for name in names])

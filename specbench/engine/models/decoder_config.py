@@ -197,15 +197,22 @@ def expected_tensors(config: DecoderConfig, num_modules: int) -> ExpectedTensors
     table = (config.vocab_size, hidden)
     required: Shapes = {EMBEDDING: table, FINAL_NORM: (hidden,)}
     # Some tied checkpoints store the head all the same, and old ones the rotary frequencies.
-    unread: Shapes = {HEAD: table} if config.is_tied else {}
+    redundant: Shapes = {HEAD: table} if config.is_tied else {}
     if not config.is_tied:
         required[HEAD] = table
     for layer, experts in enumerate(config.experts):
         prefix = layer_prefix(layer)
         required |= _attention_shapes(config, prefix)
         required |= _dense_shapes(config, prefix) if experts is None else _expert_shapes(hidden, experts, prefix)
-        unread[prefix + "self_attn.rotary_emb.inv_freq"] = (config.head_dim // 2,)
-    return ExpectedTensors(required, unread, ("model.", "lm_head."), forbidden={})
+        redundant[prefix + "self_attn.rotary_emb.inv_freq"] = (config.head_dim // 2,)
+    return ExpectedTensors(
+        required,
+        unread={},
+        strict_prefixes=("model.", "lm_head."),
+        forbidden={},
+        float32_suffixes=(".mlp.gate.weight",),
+        redundant=redundant,
+    )
 
 
 def _attention_shapes(config: DecoderConfig, prefix: str) -> Shapes:

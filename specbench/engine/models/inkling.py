@@ -123,7 +123,7 @@ class InklingBlock:
 
 def _read_experts(config: InklingConfig, weights: WeightReader, prefix: str) -> MixtureOfExperts:
     router = SharedExpertRouter(
-        weights.read(prefix + "gate.weight"),
+        weights.read(prefix + "gate.weight", torch.float32),
         weights.read(prefix + "gate.bias", torch.float32),
         config.num_experts_per_token,
         config.num_shared_experts,

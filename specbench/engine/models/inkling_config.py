@@ -224,7 +224,7 @@ def expected_tensors(config: InklingConfig, num_modules: int) -> ExpectedTensors
         (required if num_modules else unread)[CHAIN_NORM] = (config.hidden_size,)
     else:
         forbidden[CHAIN_NORM] = "chain_hidden_post_norm is false in config.json; set it to true or remove the tensor"
-    float32_suffixes = ("_sconv.weight", ".global_scale", ".gate.bias")
+    float32_suffixes = ("_sconv.weight", ".global_scale", ".gate.weight", ".gate.bias")
     return ExpectedTensors(required, unread, ("model.llm.", "model.mtp."), forbidden, float32_suffixes)
 
 

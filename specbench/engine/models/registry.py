@@ -109,6 +109,13 @@ def build_modules(
     return modules
 
 
+def num_parameters(checkpoint: Checkpoint) -> int:
+    """Numbers in all tensors of the checkpoint, those left out that repeat others or are constants."""
+    config = load_model_config(checkpoint)
+    redundant = FAMILIES[config.architecture].expected_tensors(config, 0).redundant
+    return sum(math.prod(entry.shape) for name, entry in checkpoint.tensors.items() if name not in redundant)
+
+
 def weight_bytes(checkpoint: Checkpoint, dtype: str, num_modules: int) -> tuple[int, int]:
     """Bytes of the target's weights and of its first `num_modules` modules, before anything is loaded."""
     config = load_model_config(checkpoint)

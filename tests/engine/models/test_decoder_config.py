@@ -14,8 +14,15 @@ from safetensors.torch import load_file, save_file
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.layers.rotary_config import Llama3Scaling, YarnScaling
 from specbench.engine.models.decoder_config import DecoderConfig
-from specbench.engine.models.registry import check_checkpoint, load_model_config, target_cache_groups
+from specbench.engine.models.registry import (
+    check_checkpoint,
+    load_model_config,
+    num_parameters,
+    target_cache_groups,
+    weight_bytes,
+)
 from specbench.errors import UserError
+from tests.engine.paged_sequences import load_target
 from tests.engine.tiny_decoders import build_tiny_decoder
 
 LLAMA: dict[str, Any] = {
@@ -142,8 +149,11 @@ def test_tensors_that_may_be_there_and_tensors_that_may_not(tmp_path: Path) -> N
     file = folder / "model.safetensors"
     tensors = load_file(file)
     extra = {"lm_head.weight": torch.zeros(256, 64), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
+    whole = num_parameters(Checkpoint.open(folder))
+    assert whole == sum(tensor.numel() for tensor in tensors.values())
     save_file(tensors | extra, file)
     checked(folder)
+    assert num_parameters(Checkpoint.open(folder)) == whole
     save_file(tensors | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}, file)
     with pytest.raises(UserError, match=r"tensor model\.layers\.0\.self_attn\.q_proj\.bias \[64\] is unknown"):
         checked(folder)
@@ -152,3 +162,11 @@ def test_tensors_that_may_be_there_and_tensors_that_may_not(tmp_path: Path) -> N
     save_file(tensors, file)
     with pytest.raises(UserError, match=r"tensor lm_head\.weight \[256, 64\] is missing"):
         checked(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["llama tied", "llama biases", "moe among dense layers"])
+def test_predicted_bytes_are_those_that_are_read(name: str, dtype: str, tmp_path: Path) -> None:
+    folder = build_tiny_decoder(tmp_path, name)
+    target = load_target(folder, getattr(torch, dtype))
+    assert weight_bytes(Checkpoint.open(folder), dtype, num_modules=0) == (target.num_bytes, 0)
