@@ -67,15 +67,24 @@ def condition_tables(columns: StepColumns, num_speculative_tokens: int | None) -
     return {name: _table(buckets, found[name], columns, cells) for name, buckets in BUCKETS.items()}
 
 
+def cached_fractions(columns: StepColumns) -> np.ndarray:
+    """[num_requests] Share of the prompt found in the prefix cache; -1, in no bucket, where it was not asked."""
+    num_cached = np.array([_or_minus_one(one.num_cached_prompt_tokens) for one in columns.requests], np.int64)
+    num_prompt = np.array([one.num_prompt_tokens for one in columns.requests], np.int64)
+    return np.where(num_cached < 0, -1.0, num_cached / np.maximum(num_prompt, 1))
+
+
+def _or_minus_one(value: int | None) -> int:
+    return -1 if value is None else value
+
+
 def _buckets(columns: StepColumns) -> dict[str, np.ndarray]:
     """Condition -> [num_rows] bucket of each row."""
     num_prompt_tokens = np.array([one.num_prompt_tokens for one in columns.requests], np.int64)
-    num_cached = np.array([one.num_cached_prompt_tokens or 0 for one in columns.requests], np.int64)
-    cached_fraction = num_cached / np.maximum(num_prompt_tokens, 1)
     return {
         "by_output_position": BUCKETS["by_output_position"].index(columns.output_index),
         "by_prompt_length": BUCKETS["by_prompt_length"].index(num_prompt_tokens)[columns.request],
-        "by_cached_fraction": BUCKETS["by_cached_fraction"].index(cached_fraction)[columns.request],
+        "by_cached_fraction": BUCKETS["by_cached_fraction"].index(cached_fractions(columns))[columns.request],
         "by_batch_size": BUCKETS["by_batch_size"].index(columns.batch_size),
     }
 

@@ -4,7 +4,7 @@ Belongs here: patterns in accepted counts that a broken draft path leaves, each 
 not belong here: the measuring (measurement_checks.py), the text (text_checks.py), a comparison with another run.
 
 A check raises only where the counts lie ALARM_STANDARD_ERRORS beyond its threshold, with standard errors by sample. A
-drafter that is evenly worse than it should be leaves no pattern here: that needs another run, or reference figures.
+drafter that is evenly worse than it should be leaves no pattern: that needs known figures, or another run.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from specbench.reports.clusters import MIN_SAMPLES, Estimate, Moments, combination, slope
+from specbench.reports.conditions import cached_fractions
 from specbench.reports.health_check import (
     ALARM_P_VALUE,
     ALARM_STANDARD_ERRORS,
@@ -27,6 +28,7 @@ from specbench.reports.health_check import (
     judged,
     not_checked,
 )
+from specbench.reports.known_acceptance import known_acceptance
 from specbench.reports.number_format import count, decimal, percent
 from specbench.reports.request_spread import request_spread
 
@@ -40,6 +42,8 @@ FIRST_ONLY_SHARE = 0.5
 #: Of position 0 after a rejection, for position 0 after full acceptance. Hard text is followed by hard text, so it is
 #: above 1; text of a fixed pattern can bring it down to 0.9.
 AFTER_FULL_SHARE = 0.9
+#: Of a published figure: prompts, templates and shots move acceptance by some percent, wiring mistakes by more.
+OTHER_TEXT_SHARE = 0.9
 #: Share of accepted drafts lost for each doubling of a length: from 256 to 8,192 tokens, a quarter. The same share
 #: lost between a prompt that was not cached and one that was cached whole.
 LOSS_OF_TREND = 0.05
@@ -176,25 +180,26 @@ def _prompt_length(evidence: Evidence) -> Finding:
 
 
 def _cached_fraction(evidence: Evidence) -> Finding:
-    requests = evidence.columns.requests
-    num_cached = np.array([one.num_cached_prompt_tokens or 0 for one in requests])
-    fraction = num_cached / np.maximum([one.num_prompt_tokens for one in requests], 1)
+    fraction = cached_fractions(evidence.columns)
+    is_asked = fraction >= 0
     num_hits = int((fraction > 0).sum())
     if num_hits == 0:
-        return not_checked("no prompt token was found in a prefix cache")
-    if min(num_hits, len(fraction) - num_hits) < MIN_SAMPLES:
+        found_none = "no prompt token was found in the prefix cache"
+        return not_checked(found_none if is_asked.any() else "no prefix cache was asked")
+    num_cold = int(is_asked.sum()) - num_hits
+    if min(num_hits, num_cold) < MIN_SAMPLES:
         return not_checked(
-            f"{num_hits} requests with cached prompt tokens and {len(fraction) - num_hits} without: each side needs "
-            f"{MIN_SAMPLES}"
+            f"{num_hits} requests with cached prompt tokens and {num_cold} without: each side needs {MIN_SAMPLES}"
         )
-    return _trend_over_requests(evidence, fraction, "prompt that is cached whole")
+    return _trend_over_requests(evidence, fraction, "prompt that is cached whole", is_asked)
 
 
-def _trend_over_requests(evidence: Evidence, x: np.ndarray, unit: str) -> Finding:
+def _trend_over_requests(evidence: Evidence, x: np.ndarray, unit: str, is_counted: np.ndarray | None = None) -> Finding:
     """Over an x of requests [num_requests], within categories."""
     if (too_few := _too_few(evidence)) is not None:
         return too_few
-    moments = Moments.of_units(x, evidence.accepted_of_request, evidence.drafts_of_request)
+    counted = 1.0 if is_counted is None else is_counted
+    moments = Moments.of_units(x, evidence.accepted_of_request * counted, evidence.drafts_of_request * counted)
     return _trend(moments, evidence.category_of_request, evidence.sample_of_request, unit)
 
 
@@ -238,6 +243,32 @@ def _requests_alike(evidence: Evidence) -> Finding:
     return judged(is_raised, text, numbers)
 
 
+def _known(evidence: Evidence) -> Finding:
+    """Accepted drafts a step, and each position given the one before it, against the figures known of such a run."""
+    if (too_few := _too_few(evidence)) is not None:
+        return too_few
+    known = known_acceptance(evidence.run, evidence.k)
+    if known is None:
+        return not_checked("nothing is known of this checkpoint on these data with this k and greedy decoding")
+    share = 1.0 if known.is_same_text else OTHER_TEXT_SHARE
+    joint = evidence.all_drafts
+    found = [("accepted drafts a step", joint.accepted_per_draft, known.accepted_per_draft)]
+    for position in range(known.k):
+        found.append((f"position {position}", joint.given_the_previous(position), known.given_the_previous(position)))
+    away, name, ratio, expected = min(
+        (ratio.estimate().standard_errors_from(share * expected), name, ratio, expected)
+        for name, ratio, expected in found
+        if ratio.total >= MIN_DRAFTS
+    )
+    length = 1 + joint.accepted_per_draft.value
+    text = (
+        f"acceptance length {decimal(length)}, known is {decimal(1 + known.accepted_per_draft)} ({known.source}); "
+        f"furthest below is {name}: {decimal(ratio.value, 3)}, known is {decimal(expected, 3)}"
+    )
+    numbers = {"acceptance_length": length, "known_length": 1 + known.accepted_per_draft, "standard_errors": away}
+    return judged(away <= -ALARM_STANDARD_ERRORS, text, numbers)
+
+
 _TREND_THRESHOLD = (
     f"a loss of more than {percent(LOSS_OF_TREND)} for each {{}}, by {ALARM_STANDARD_ERRORS:g} standard errors"
 )
@@ -252,6 +283,16 @@ CHECKS = (
         where="the drafter's weights and dtype, its embedding and unembedding, the hidden state it reads, the shift of "
         "its input ids; at temperature > 0 a verifier that compares with the argmax",
         look=_near_zero,
+    ),
+    HealthCheck(
+        name="known_acceptance",
+        title="Acceptance is what is known of this checkpoint",
+        threshold=f"no figure {ALARM_STANDARD_ERRORS:g} standard errors below the known one, or below "
+        f"{OTHER_TEXT_SHARE:g} of it where the prompts may differ",
+        why="a drafter that is evenly worse than it should be leaves no other trace in its own counts",
+        where="what every module reads: the embedding and its norm, the hidden state before or after the final norm "
+        "and its row, the weights; rows that a rejection made stale; then the prompt and the chat template",
+        look=_known,
     ),
     HealthCheck(
         name="deeper_positions",

@@ -139,6 +139,12 @@ class SampleJoint:
         reached = self.steps[:, position + 1 :, position:].sum(axis=(1, 2))
         return SampleRatio(self.steps[:, position + 1 :, position + 1 :].sum(axis=(1, 2)), reached)
 
+    @property
+    def accepted_per_draft(self) -> SampleRatio:
+        """Accepted tokens over drafts: acceptance length less the bonus token."""
+        accepted = self.steps.sum(axis=1) @ np.arange(self.steps.shape[2])
+        return SampleRatio(accepted, self.steps.sum(axis=(1, 2)))
+
 
 def _by_history(columns: StepColumns, sample_of_request: np.ndarray, k: int) -> dict[str, SampleJoint]:
     """One pass over the rows. Those that contradict themselves are left out: the identities name them."""

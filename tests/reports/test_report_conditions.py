@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from specbench.reports.acceptance import acceptance_metrics
@@ -71,6 +72,21 @@ def test_buckets_by_hand():
 def test_edges_are_fixed(name, value, label):
     buckets = BUCKETS[name]
     assert buckets.labels[buckets.index([value])[0]] == label
+
+
+def test_a_cache_that_was_not_asked_is_not_nought():
+    log = log_of_accepted([(1, 1)] * 3, 2)
+    log.requests[1:] = [make_request(f"r{i}", num_cached_prompt_tokens=None, num_output_tokens=5) for i in (1, 2)]
+    assert seen(tables(log, 2)["by_cached_fraction"]) == [("0%", 1, 2, 2)]
+
+
+def test_millions_of_rows_fall_into_the_same_buckets():
+    """A long array is looked up by number; a short one is searched."""
+    buckets, values = BUCKETS["by_output_position"], np.arange(1 << 20) % 70_000
+    found = buckets.index(values)
+    for start in range(0, 1 << 20, 1 << 17):
+        part = slice(start, start + 1000)
+        assert (found[part] == buckets.index(values[part])).all()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -77,6 +77,7 @@ def simulated(
                     draft_s=factor * parts["draft_s"] if is_timed else None,
                     kv_blocks_used=1,
                     num_preempted=0,
+                    num_evicted_blocks=0,
                 )
             )
             clock += step_s
@@ -147,8 +148,9 @@ def test_one_run_with_chunks_gives_a_range_that_holds_the_truth():
         for k in range(5):
             low, high = sorted(law.step_s(batch, k) for law in laws)
             assert 0.98 * low <= truth_s(k, batch) <= 1.02 * high
+            # Rows of a chunk cost here what a row of a verification does, so the second law is the true one.
+            assert laws[1].step_s(batch, k) == pytest.approx(truth_s(k, batch), rel=0.02)
         assert laws[0].step_s(batch, 4) == pytest.approx(truth_s(4, batch), rel=0.02)  # what was seen is no range
-        assert laws[1].step_s(batch, 4) == pytest.approx(truth_s(4, batch), rel=0.02)
 
 
 def test_without_chunks_nothing_need_belong_to_rows():
@@ -174,7 +176,7 @@ def test_a_step_in_decode_is_charged_from_the_end_of_the_one_before():
     requests = [make_request("w", is_warmup=True, arrival_s=0.0), make_request("r", arrival_s=1.0)]
 
     def step(number: int, start_s: float, end_s: float, prompt: int, batch: int) -> EngineStep:
-        return EngineStep(number, start_s, end_s, prompt, batch, prompt + batch, 0.0, 0.1, 0.1, 0.0, 1, 0)
+        return EngineStep(number, start_s, end_s, prompt, batch, prompt + batch, 0.0, 0.1, 0.1, 0.0, 1, 0, 0)
 
     steps = [
         step(0, 0.2, 0.9, 0, 1),  # warm-up

@@ -9,10 +9,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specbench.records import DataIdentity, OutputCheck, RunRecord, SampleRecord
+from specbench.records import DataIdentity, ModelIdentity, OutputCheck, RunRecord, SampleRecord
 from specbench.reports.clusters import MIN_SAMPLES, Moments, SampleRatio, combination, slope
 from specbench.reports.diagnosis import CHECKS
 from specbench.reports.health_section import health_section, health_sentence
+from specbench.reports.known_acceptance import _NANO, _NANO_PROBLEMS, KnownAcceptance, known_acceptance
 from specbench.reports.metrics import compute_metrics
 from specbench.reports.table import section_markdown
 from specbench.reports.token_table import pack_tokens
@@ -53,7 +54,7 @@ def drafted(rates: Sequence[float] | Rates, num_requests: int = 40, num_steps: i
             now = rates(request, step, row[-1] if row else -1) if callable(rates) else rates
             row.append(next((i for i, rate in enumerate(now) if rng.random() >= rate), len(now)))
         rows.append(tuple(row))
-    log = log_of_accepted(rows, 4)
+    log = log_of_accepted(rows, 4 if callable(rates) else len(rates))
     return EventLog(log.requests, [replace(step, output_index=1 + 4 * step.step) for step in log.verify_steps])
 
 
@@ -156,6 +157,13 @@ def test_repetition_that_does_not_lift_acceptance_is_none():
     assert status(log, "repetition") == "not_checked"
 
 
+def test_a_few_loops_among_very_many_texts_are_no_alarm():
+    """Beyond chance, but they lift acceptance length by less than a percent."""
+    found = checked(looping(8, 1000))["repetition"]
+    assert found["numbers"]["loops"] == 8
+    assert found["status"] == "ok"
+
+
 def test_short_outputs_are_not_judged():
     log = drafted(HEALTHY, 100)
     log.samples = [make_sample(f"r{index}", 1.0, output_token_ids=[1] * 31) for index in range(100)]
@@ -204,6 +212,61 @@ def test_acceptance_near_zero():
         log = drafted([rate, 0.8, 0.8, 0.8])
         log.samples = samples  # the commonest token is 6 % of them
         assert status(log, "near_zero") == expected, rate
+
+
+def known_run(data: DataIdentity, model: ModelIdentity, **eval_changes: object) -> RunRecord:
+    run = make_run(8, model=model, data=data)
+    run.config["eval"] |= {"num_fewshot": 0, "protocol": "chat", "instruction": "auto"} | eval_changes
+    return run
+
+
+NANO = ModelIdentity("inkling", "inkling-nano", "/m", None, _NANO, True, 5_800_000, 8)
+PROBLEMS = DataIdentity("nano_problems", "/d", None, _NANO_PROBLEMS, True, 60)
+INKLING = ModelIdentity("inkling", "Inkling-NVFP4", "/m", None, "a1", False, None, 8)
+GSM8K = DataIdentity("gsm8k", "/d", None, "b2", False, 60)
+
+
+def as_known(known: KnownAcceptance, factor: float) -> EventLog:
+    """Drafts whose conditional rates are `factor` of those known."""
+    return drafted([factor * known.given_the_previous(position) for position in range(known.k)], 60, 40)
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, "ok"), (0.93, "warning")])
+def test_acceptance_known_of_the_same_texts(factor, expected):
+    run = known_run(PROBLEMS, NANO)
+    known = known_acceptance(run, 8)
+    assert known.is_same_text
+    assert status(as_known(known, factor), "known_acceptance", run) == expected
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(0.95, "ok"), (0.75, "warning")])
+def test_published_acceptance_leaves_room_for_another_prompt(factor, expected):
+    run = known_run(GSM8K, INKLING)
+    known = known_acceptance(run, 8)
+    assert sum(known.accepted_at_position) == pytest.approx(356_839, rel=1e-4)  # the published count
+    assert status(as_known(known, factor), "known_acceptance", run) == expected
+
+
+def test_nothing_is_known_of_other_weights_data_prompts_or_sampling():
+    log = drafted(HEALTHY)
+    assert status(log, "known_acceptance") == "not_checked"
+    for run in (
+        known_run(PROBLEMS, replace(NANO, sha256="retrained")),
+        known_run(replace(PROBLEMS, sha256="others"), NANO),
+        known_run(PROBLEMS, NANO, num_fewshot=5),
+    ):
+        assert known_acceptance(run, 8) is None
+    warm = known_run(PROBLEMS, NANO)
+    warm.config["sampling"]["temperature"] = 1.0
+    assert known_acceptance(warm, 8) is None
+    assert known_acceptance(known_run(PROBLEMS, NANO), 9) is None
+
+
+def test_the_packaged_model_and_problems_are_those_that_figures_are_known_of():
+    from specbench.engine.checkpoints.checkpoint import Checkpoint
+    from specbench.model_choice import PACKAGED_CHECKPOINT
+
+    assert Checkpoint.open(PACKAGED_CHECKPOINT).sha256() == _NANO
 
 
 def test_deeper_positions_collapse():
@@ -257,6 +320,12 @@ def test_acceptance_falls_as_a_request_grows():
     assert status(drafted(HEALTHY, num_steps=1), "context_length") == "not_checked"
 
 
+def test_what_lies_behind_a_stop_is_no_loss():
+    """The last step of each request drafts behind its end, and accepts nothing."""
+    log = drafted(lambda request, step, _: [0.0] * 4 if step == 5 else HEALTHY, 120, 6)
+    assert status(log, "context_length") == "ok"
+
+
 def test_long_requests_of_a_harder_kind_do_not_look_like_a_long_context():
     """Hard requests run longer, but none of them gets worse as it grows."""
     easy, hard = drafted([0.9] * 4, 40, 10), drafted([0.3] * 4, 40, 60, seed=1)
@@ -303,6 +372,8 @@ def test_acceptance_falls_with_the_cached_fraction():
     assert status(with_requests(stale, cached), "cached_fraction") == "warning"
     assert status(with_requests(drafted(HEALTHY, 120), cached), "cached_fraction") == "ok"
     assert status(stale, "cached_fraction") == "not_checked"  # nothing was cached
+    unasked = checked(with_requests(stale, lambda i: {"num_cached_prompt_tokens": None}))["cached_fraction"]
+    assert (unasked["status"], unasked["seen"]) == ("not_checked", "no prefix cache was asked")
     one_cold = with_requests(stale, lambda i: cached(1) if i else {})
     assert "each side needs" in checked(one_cold)["cached_fraction"]["seen"]
 
@@ -316,6 +387,20 @@ def test_requests_that_differ_by_more_than_chance():
     assert status(uneven, "requests_alike") == "ok"
     named = with_requests(dead_fifth, lambda i: {"category": "hard" if i % 5 == 0 else "easy"})
     assert status(named, "requests_alike") == "ok"  # the categories say it
+
+
+def test_requests_that_differ_for_certain_but_little_are_no_alarm():
+    uneven = drafted(lambda request, *_: [0.7 + 0.015 * (request % 10)] * 4, 100, 200)
+    found = checked(uneven)["requests_alike"]
+    assert found["numbers"]["p_value"] < 1e-6
+    assert 0.1 < found["numbers"]["relative_spread"] < 1 / 3
+    assert found["status"] == "ok"
+
+
+def test_requests_of_few_drafts_differ_by_chance():
+    found = [checked(drafted([0.3] * 4, 24, 3, seed))["requests_alike"] for seed in range(12)]
+    assert {one["status"] for one in found} == {"ok"}
+    assert max(one["numbers"]["relative_spread"] for one in found) > 1 / 3  # without the p value some would be raised
 
 
 def test_drift_within_requests_is_not_a_difference_between_them():

@@ -1,0 +1,89 @@
+"""What acceptance is known of a checkpoint on given data: published by others, or measured of the packaged one.
+
+Belongs here: those counts, where they come from, and whether a run is one that they speak of. Does not belong here: the
+judgement (drafting_checks.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specbench.records import RunRecord
+
+#: The released name of Inkling's quantised checkpoint.
+_INKLING = "inkling-nvfp4"
+_PULL_REQUEST = "vLLM pull request 48892"
+#: Hashes of the packaged checkpoint and its problems: other weights or problems are not what was measured.
+_NANO = "507f0ea404e765eab7a162efded9d62c75926c4e1b2844d9983831326f06a17e"
+_NANO_PROBLEMS = "e6b424afe9e5fe40e2fccc25aa05c1246ba2403c6475b6ba47dcf10d4c83cd8c"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAcceptance:
+    """Counts of greedy decoding with k drafts."""
+
+    source: str
+    #: The checkpoint's name in lower case, or its hash.
+    model: str
+    #: The data's name, or their hash.
+    data: str
+    drafts: int
+    #: [k]
+    accepted_at_position: tuple[int, ...]
+    #: The prompts are the same too, so that nothing but chance may differ.
+    is_same_text: bool
+
+    @property
+    def k(self) -> int:
+        return len(self.accepted_at_position)
+
+    @property
+    def accepted_per_draft(self) -> float:
+        return sum(self.accepted_at_position) / self.drafts
+
+    def given_the_previous(self, position: int) -> float:
+        """Conditional rate of a position; every draft had k tokens."""
+        reached = self.accepted_at_position[position - 1] if position else self.drafts
+        return self.accepted_at_position[position] / reached
+
+
+def _published(data: str, drafts: int, percentages: tuple[float, ...]) -> KnownAcceptance:
+    accepted = tuple(round(drafts * percentage / 100) for percentage in percentages)
+    return KnownAcceptance(_PULL_REQUEST, _INKLING, data, drafts, accepted, is_same_text=False)
+
+
+def _of_nano(drafts: int, *accepted_at_position: int) -> KnownAcceptance:
+    """specbench +model=inkling_nano spec=mtpK eval.num_samples=320"""
+    source = "measured of the packaged checkpoint over its 320 problems"
+    return KnownAcceptance(source, _NANO, _NANO_PROBLEMS, drafts, accepted_at_position, is_same_text=True)
+
+
+_KNOWN = (
+    _of_nano(16_669, 15_159),
+    _of_nano(11_685, 10_605, 9_727),
+    _of_nano(9_117, 8_320, 7_706, 6_968),
+    _of_nano(7_760, 7_074, 6_547, 5_738, 5_184),
+    _of_nano(6_879, 6_217, 5_609, 5_009, 4_551, 4_247),
+    _of_nano(6_205, 5_429, 5_002, 4_472, 4_061, 3_810, 3_526),
+    _of_nano(5_488, 4_910, 4_551, 4_083, 3_733, 3_507, 3_230, 2_977),
+    _of_nano(5_072, 4_584, 4_281, 3_824, 3_470, 3_251, 2_992, 2_776, 2_357),
+    _published("gsm8k", 246_348, (83.59,)),
+    _published("gsm8k", 104_880, (75.68, 60.11, 49.76, 41.13, 35.38, 29.80, 26.08, 22.29)),
+    _published("mmau", 24_982, (78.66,)),
+    _published("mmau", 12_182, (73.83, 52.86, 39.44, 29.67, 23.81, 19.64, 16.83, 14.22)),
+)
+
+
+def known_acceptance(run: RunRecord, k: int) -> KnownAcceptance | None:
+    """What is known of such a run; None where nothing is, or where it was not greedy."""
+    if run.config.get("sampling", {}).get("temperature") != 0:
+        return None
+    models, data = {run.model.ran.lower(), run.model.sha256}, {run.data.name, run.data.sha256}
+    found = (one for one in _KNOWN if one.k == k and one.model in models and one.data in data)
+    return next((one for one in found if not one.is_same_text or _is_bare(run)), None)
+
+
+def _is_bare(run: RunRecord) -> bool:
+    """Whether questions were put as they were when the counts were taken."""
+    asked = run.config["eval"]
+    return asked.get("num_fewshot") == 0 and asked.get("protocol") == "chat" and asked.get("instruction") == "auto"
