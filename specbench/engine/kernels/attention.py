@@ -30,19 +30,20 @@ class RelativeBias:
         self.offset[-1] = MASKED if is_masked_beyond else 0.0
 
 
-def visibility_mask(columns: Tensor, window: int | None, group: int, dtype: torch.dtype) -> Tensor:
-    """What is added to the scores of rows that see every key up to their own, or a window of them.
+class VisibilityMask:
+    """What is added to the scores of rows that see every key up to their own, or a window of them."""
 
-    columns [B, 1, 1, Q, K]: 0 for a key after the row, else 1 + distance, up to `window` + 1 (None: up to 1)
-    -> [B, 1, group * Q, K], where `group` query heads share a key head.
-    """
-    num_reqs, _, _, num_rows, num_keys = columns.shape
-    offsets = torch.zeros(2 + (window or 0), dtype=dtype, device=columns.device)
-    offsets[0] = MASKED
-    if window is not None:
-        offsets[-1] = MASKED
-    mask = offsets.take(columns).expand(-1, -1, group, -1, -1)
-    return mask.reshape(num_reqs, 1, group * num_rows, num_keys)
+    def __init__(self, window: int | None, dtype: torch.dtype, device: torch.device) -> None:
+        offsets = [MASKED, 0.0] if window is None else [MASKED, *[0.0] * window, MASKED]
+        #: By column: of a key after the row, then by distance, and last of anything farther back.
+        self._offsets = torch.tensor(offsets, dtype=dtype, device=device)
+
+    def __call__(self, columns: Tensor, group: int) -> Tensor:
+        """columns [B, 1, 1, Q, K], as SegmentKeys has them -> [B, 1, group * Q, K], where `group` query heads share a
+        key head."""
+        num_reqs, _, _, num_rows, num_keys = columns.shape
+        mask = self._offsets.take(columns).expand(-1, -1, group, -1, -1)
+        return mask.reshape(num_reqs, 1, group * num_rows, num_keys)
 
 
 def attend_masked(query: Tensor, kv_cache: Tensor, slots: Tensor, mask: Tensor, scale: float) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.weights import WeightReader
-from specbench.engine.kernels.attention import visibility_mask
+from specbench.engine.kernels.attention import VisibilityMask
 from specbench.engine.layers.attention import RotaryAttention
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.embedding import Embedding, LogitsHead
@@ -130,6 +130,9 @@ class DecoderModel:
         self._layers = [
             DecoderLayer(config, weights, layer, *places[layer_prefix(layer)]) for layer in range(config.num_layers)
         ]
+        self._visibility = {
+            group.name: VisibilityMask(group.window, weights.dtype, weights.device) for group in self._cache_groups
+        }
         #: attention group name -> distances that are told apart: those within the window, none where all are seen
         self.relative_extents = {group.name: group.window or 0 for group in self._cache_groups}
         self.num_bytes = weights.num_bytes
@@ -154,18 +157,15 @@ class DecoderModel:
         """All layers over the rows of one step. Writes the caches of the rows that are live."""
         # embeds: [T, hidden]
         rotation = self._rotary(metadata.positions)
-        masks = {group.name: self._masks(metadata, group) for group in self._cache_groups}
+        heads_a_key_head = self.config.num_heads // self.config.num_kv_heads
+        masks = {
+            name: [visibility(segment.keys[name].columns, heads_a_key_head) for segment in metadata.segments]
+            for name, visibility in self._visibility.items()
+        }
         x = embeds
         for layer in self._layers:
             x = layer(x, metadata, rotation, masks, caches)
         return TargetOutput(hidden_states=self._final_norm(x), residual=x)
-
-    def _masks(self, metadata: AttentionMetadata, group: CacheGroupSpec) -> list[Tensor]:
-        heads_a_key_head = self.config.num_heads // self.config.num_kv_heads
-        return [
-            visibility_mask(segment.keys[group.name].columns, group.window, heads_a_key_head, self.dtype)
-            for segment in metadata.segments
-        ]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab_size] fp32."""
