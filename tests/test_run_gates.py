@@ -144,6 +144,17 @@ def test_a_baseline_is_found_from_anywhere(script: Script, tmp_path: Path, monke
     assert main(["report", str(new.directory)]) == 0
 
 
+def test_a_report_is_not_lost_with_its_baseline(script: Script, tmp_path: Path) -> None:
+    base = ran(tmp_path)
+    assert base.directory is not None
+    new = ran(tmp_path, GOOD, "eval.accuracy >= baseline", report__baseline=str(base.directory))
+    base.directory.rename(tmp_path / "moved")
+    assert main(["report", str(new.directory)]) == 0
+    text = report(new)
+    assert "the base run cannot be read" in text and "| pass " in text
+    assert f"cannot be read: {base.directory}: not a run directory" in text
+
+
 def test_gates_are_strict_unless_the_packaged_model_is_named() -> None:
     gates = {"report__gates": [GOOD]}
     assert resolved(**gates).strict is True

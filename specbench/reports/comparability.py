@@ -106,22 +106,22 @@ def differences_table(runs: Sequence[ComparedRun]) -> ReportTable:
 
 
 def _model_difference(base: ModelIdentity, new: ModelIdentity) -> str | None:
-    """By the hash of the checkpoint where both have one, else by name and revision."""
+    """By the hash of the checkpoint where both have one, else by name, and by revision where both have one."""
     if base.sha256 and new.sha256:
         if base.sha256 == new.sha256:
             return None
         names = base.ran if base.ran == new.ran else f"{base.ran} and {new.ran}"
         return f"{names}: sha256 {base.sha256[:12]} and {new.sha256[:12]}"
-    return _changed("model", _named(base.ran, base.revision), _named(new.ran, new.revision))
+    return _other_name("model", (base.ran, base.revision), (new.ran, new.revision))
 
 
 def _data_difference(base: ComparedRun, new: ComparedRun) -> str | None:
-    """By the hash of the data where both have one, else by name and revision; then by which samples were asked."""
+    """By its hash or else its name, as a model's; then by which samples were asked."""
     first, second = base.record.data, new.record.data
     if first.sha256 and second.sha256:
         if first.sha256 != second.sha256:
             return f"{_both(first.name, second.name)}: sha256 {first.sha256[:12]} and {second.sha256[:12]}"
-    elif found := _changed("data", _data_name(first), _data_name(second)):
+    elif found := _other_name("data", (first.name, first.revision), (second.name, second.revision)):
         return found
     base_ids, new_ids = _sample_ids(base), _sample_ids(new)
     if base_ids == new_ids:
@@ -134,12 +134,11 @@ def _sample_ids(run: ComparedRun) -> set[str]:
     return {request.sample_id for request in run.columns.requests}
 
 
-def _data_name(data: DataIdentity) -> str:
-    return _named(data.name, data.revision)
-
-
-def _named(name: str, revision: str | None) -> str:
-    return name if revision is None else f"{name} at {revision}"
+def _other_name(what: str, base: tuple[str, str | None], new: tuple[str, str | None]) -> str | None:
+    """A revision that only one of them has says nothing."""
+    if None in (base[1], new[1]):
+        return _changed(what, base[0], new[0])
+    return _changed(what, f"{base[0]} at {base[1]}", f"{new[0]} at {new[1]}")
 
 
 def _hardware_difference(base: RunRecord, new: RunRecord) -> str | None:

@@ -115,6 +115,8 @@ def _warnings(run: ComparedRun) -> Iterable[str]:
         yield f"**{run.label}: {count(bad)} requests failed or were aborted**: wrong, and in no latency"
     if broken := broken_identities(run.metrics):
         yield f"**{run.label}: identities broken** ({', '.join(broken)}): its counts contradict each other, trust none"
+    if not run.record.hardware:
+        yield f"**{run.label}: its hardware is not recorded**: a difference in speed may be one of hardware"
     if run.metrics["checks"]["output"]["status"] == "mismatch":
         yield f"**{run.label}: its output check failed**: what it emitted is not what plain decoding gives"
 
@@ -146,16 +148,17 @@ def _text_line(base: ComparedRun, pair: Pair) -> str | None:
         role = " (a run without speculation is the whole output check of the other)"
     else:
         role = ""
-    sampled = "" if base.is_greedy and pair.new.is_greedy else "; sampled above temperature 0"
+    sampled = "; sampled above temperature 0" if base.is_sampled or pair.new.is_sampled else ""
     return text_sentence(pair.texts) + role + sampled
 
 
 def _drafts_line(base: ComparedRun, pair: Pair) -> str | None:
     """The length; that other k make other steps is said here."""
-    if not base.is_drafted or not pair.new.is_drafted:
+    change = pair.changes.by_path[ACCEPTANCE_LENGTH.path]
+    if change.base is None or change.new is None:
         return None
     k = (base.num_speculative_tokens, pair.new.num_speculative_tokens)
-    line = _change_line("Acceptance length", pair.changes.by_path[ACCEPTANCE_LENGTH.path], pair)
+    line = _change_line("Acceptance length", change, pair)
     if pair.changes.equal_k:
         return line
     return (

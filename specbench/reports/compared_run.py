@@ -54,6 +54,12 @@ class ComparedRun:
         return self.settings.get("sampling.temperature") == 0
 
     @property
+    def is_sampled(self) -> bool:
+        """Whether it is known to have drawn tokens by chance."""
+        temperature = self.settings.get("sampling.temperature")
+        return isinstance(temperature, int | float) and temperature > 0
+
+    @property
     def drafted(self) -> DraftedRun:
         """What the explanations of a difference need of it."""
         return DraftedRun(self.label, self.num_speculative_tokens, self.columns, self.samples)

@@ -8,11 +8,15 @@ The output check stands beside every speed figure, and a packaged model or data 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from specbench.records import DataIdentity, ModelIdentity, RunRecord
 from specbench.reports.acceptance_sections import acceptance_sections
 from specbench.reports.cells import count_cell, decimal_cell, percent_of_cell
 from specbench.reports.condition_sections import condition_sections
 from specbench.reports.cost_section import cost_section
+from specbench.reports.gate_section import gate_section
+from specbench.reports.gates import GateResult
 from specbench.reports.health_section import health_section, health_sentence, raised
 from specbench.reports.identities import broken_identities
 from specbench.reports.latency import MIN_REQUESTS_OF_P99
@@ -51,9 +55,9 @@ _IDENTITY_LABELS = {
 }
 
 
-def report_markdown(run: RunRecord, metrics: dict) -> str:
+def report_markdown(run: RunRecord, metrics: dict, gates: Sequence[GateResult] = ()) -> str:
     """The report of one run, from run.json and metrics.json."""
-    return "\n\n".join([report_head(run), *map(section_markdown, report_sections(run, metrics))]) + "\n"
+    return "\n\n".join([report_head(run), *map(section_markdown, report_sections(run, metrics, gates))]) + "\n"
 
 
 def report_head(run: RunRecord) -> str:
@@ -61,11 +65,12 @@ def report_head(run: RunRecord) -> str:
     return f"# {model_title(run.model)}\n\n{run_title(run)}"
 
 
-def report_sections(run: RunRecord, metrics: dict) -> list[Section]:
+def report_sections(run: RunRecord, metrics: dict, gates: Sequence[GateResult] = ()) -> list[Section]:
     """Every section in the order of the report."""
     return [
         _what_ran(run),
         _verdict(run, metrics),
+        *([gate_section(gates)] if gates else []),
         *losslessness_sections(run.losslessness),
         health_section(metrics["health"]),
         _accuracy(run, metrics),

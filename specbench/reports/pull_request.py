@@ -16,7 +16,6 @@ from specbench.reports.compare_sections import (
     verdict_lines,
 )
 from specbench.reports.compared_run import ComparedRun
-from specbench.reports.gate_section import gate_section
 from specbench.reports.gates import GateResult
 from specbench.reports.markdown import model_title, report_sections, run_title, warning_lines
 from specbench.reports.number_format import percent_of, percent_range
@@ -34,9 +33,9 @@ def run_pull_request(run: ComparedRun, gates: Sequence[GateResult] = ()) -> str:
     """Title, command, verdict and one table of one run; below the fold its report."""
     title = f"{model_title(run.record.model)}: {run_title(run.record)}"
     lines = [*_gate_lines(gates), *warning_lines(run.record, run.metrics), *_accuracy_lines(run.metrics["eval"])]
-    sections = report_sections(run.record, run.metrics)
+    sections = report_sections(run.record, run.metrics, gates)
     tables = [pull_request_table([run], has_joined_positions=joined) for joined in (False, True)]
-    return _body(title, [run], lines, tables, [gate_section(gates), *sections] if gates else sections)
+    return _body(title, [run], lines, tables, sections)
 
 
 def comparison_pull_request(comparison: Comparison, gates: Sequence[GateResult] = ()) -> str:

@@ -18,7 +18,6 @@ from specbench.records import RunRecord, SampleRecord
 from specbench.reports.compare import Comparison, compare
 from specbench.reports.compare_sections import comparison_markdown, comparison_sections
 from specbench.reports.compared_run import ComparedRun, compared_run, load_run
-from specbench.reports.gate_section import gate_section
 from specbench.reports.gates import GateResult, judge_comparison, judge_run, parse_gates
 from specbench.reports.html import report_html
 from specbench.reports.markdown import report_markdown, report_sections
@@ -27,7 +26,7 @@ from specbench.reports.plot_style import Plot, png_bytes, svg_text
 from specbench.reports.plots import run_plots
 from specbench.reports.pull_request import comparison_pull_request, run_pull_request
 from specbench.reports.step_columns import StepColumns, step_columns
-from specbench.reports.table import section_markdown, table_csv, tables_of
+from specbench.reports.table import table_csv, tables_of
 from specbench.run_directory import METRICS_FILE, REPORT_FILE, RunDirectory
 
 HTML_FILE = "report.html"
@@ -68,9 +67,21 @@ class Report:
     @cached_property
     def comparison(self) -> Comparison | None:
         """With the baseline; None without one."""
+        base = self._base
+        return compare([base, self._compared]) if isinstance(base, ComparedRun) else None
+
+    @cached_property
+    def _base(self) -> ComparedRun | str | None:
+        """The baseline; why it cannot be read; None where none is named.
+
+        It could be read when this run began. A report must not be lost because it is no longer there.
+        """
         if self.baseline is None:
             return None
-        return compare([load_run(self.baseline), self._compared])
+        try:
+            return load_run(self.baseline)
+        except UserError as error:
+            return str(error)
 
     @cached_property
     def gates(self) -> list[GateResult]:
@@ -88,12 +99,12 @@ class Report:
 
     @cached_property
     def markdown(self) -> str:
-        """The report, its gates, and the comparison with the baseline."""
-        parts = [report_markdown(self.run, self.metrics)]
-        if self.gates:
-            parts.append(section_markdown(gate_section(self.gates)) + "\n")
+        """The report, and the comparison with the baseline."""
+        parts = [report_markdown(self.run, self.metrics, self.gates)]
         if self.comparison is not None:
             parts.append(comparison_markdown(self.comparison))
+        elif isinstance(self._base, str):
+            parts.append(f"The run to compare with cannot be read: {self._base}\n")
         return "\n".join(parts)
 
     @property
@@ -120,9 +131,7 @@ def _json_files(report: Report) -> dict[str, str | bytes]:
 
 def _csv_files(report: Report) -> dict[str, str | bytes]:
     """A file for each table; those of the comparison with the baseline have it in their names."""
-    sections = report_sections(report.run, report.metrics)
-    if report.gates:
-        sections.append(gate_section(report.gates))
+    sections = report_sections(report.run, report.metrics, report.gates)
     named = {table.name: table for table in tables_of(sections)}
     if report.comparison is not None:
         named |= {f"comparison_{table.name}": table for table in tables_of(comparison_sections(report.comparison))}
@@ -161,6 +170,8 @@ def recompute(run_directory: Path, baseline: Path | None = None) -> Report:
     `baseline` is compared with in place of the run that it names itself.
     """
     directory = RunDirectory.open(run_directory)
+    if baseline is not None:
+        RunDirectory.open(baseline)
     report = Report.of(directory, baseline)
     for form in dict.fromkeys((*ALWAYS, *report.run.config.get("report", {}).get("formats", ()))):
         write_format(directory, report, form)

@@ -196,6 +196,32 @@ def test_another_model_leaves_only_standing_side_by_side() -> None:
     assert "Texts:" not in comparison_markdown(found)
 
 
+def test_without_hashes_names_decide_and_revisions_that_both_have() -> None:
+    log = log_of_accepted([(1,)], 4)
+
+    def is_paired(first: str | None, second: str | None) -> bool:
+        runs = []
+        for revision in (first, second):
+            model = dataclasses.replace(MODEL, sha256=None, revision=revision)
+            runs.append(run(log, model=model, data=dataclasses.replace(DATA, sha256=None, revision=revision)))
+        return compare(runs).pairs[0].grounds.is_paired
+
+    assert is_paired(None, None) and is_paired("r1", "r1") and is_paired("r1", None)
+    assert not is_paired("r1", "r2")
+
+
+def test_what_was_sampled_is_said_only_of_runs_known_to_be() -> None:
+    log = log_of_accepted([(1,)], 4)
+    log.samples = [make_sample("r0", 1.0)]
+
+    def text(temperature: float | None) -> str:
+        record = with_config(make_run(4), "sampling", temperature=temperature)
+        return verdict(compare([run_of_log(record, log, "a"), run(log)]))
+
+    assert "sampled above temperature 0" in text(1.0)
+    assert "sampled" not in text(0.0) and "sampled" not in text(None)
+
+
 def test_other_data_stands_unpaired() -> None:
     other = dataclasses.replace(DATA, sha256="0ther")
     found = compare([run(better_log(1, 0.3)), run(better_log(1, 0.9), data=other)])
@@ -266,6 +292,11 @@ def test_failed_and_unfinished_runs_are_named_first() -> None:
     assert "**mtp4 #1 failed**: out of memory" in text
     assert "**mtp4 #2 is unfinished**: its figures cover 1 completed requests" in text
     assert "1 requests failed or were aborted" in text
+
+
+def test_hardware_that_is_not_recorded_is_named() -> None:
+    one = run(log_of_accepted([(1,)], 4), hardware={})
+    assert verdict(compare([one, one])).count("its hardware is not recorded") == 2
 
 
 def test_broken_identities_and_mismatches_are_named() -> None:
