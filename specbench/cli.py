@@ -454,6 +454,7 @@ def _compare_command(argv: list[str]) -> int:
     from specbench.reports.compare import compare_directories
     from specbench.reports.compare_data import comparison_data
     from specbench.reports.compare_sections import comparison_markdown
+    from specbench.reports.comparison_plots import comparison_plots
     from specbench.reports.gates import check_paths, gates_exit_code, judge_comparison, parse_gates
     from specbench.reports.html import report_html
     from specbench.reports.pull_request import comparison_pull_request
@@ -468,7 +469,7 @@ def _compare_command(argv: list[str]) -> int:
         text = comparison_pull_request(comparison, results)
     else:
         text = comparison_markdown(comparison, results)
-        text = report_html(text, []) if arguments.format == "html" else text
+        text = report_html(text, comparison_plots(comparison.runs)) if arguments.format == "html" else text
     _hand_over(text, arguments.output)
     for result in results:
         if result.exit_code:

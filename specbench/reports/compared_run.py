@@ -21,7 +21,10 @@ _TELLING = ("spec.rejection_sample_method", "spec.faults", "cache.prefix_caching
 #: Settings whose values speak for themselves.
 _TOLD_BY_VALUE = ("spec.rejection_sample_method",)
 #: Settings that change nothing that is measured.
-SILENT_SETTINGS = ("output_root", "dry_run", "strict", "report.gates", "report.baseline")
+SILENT_SETTINGS = (
+    *("output_root", "dry_run", "strict"),
+    *("report.name", "report.formats", "report.gates", "report.baseline"),
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -51,8 +52,19 @@ class Plot:
 
     def __post_init__(self) -> None:
         # Laid out once and for all: every further pass would move things by a hair, and no two files would be equal.
-        self.figure.draw_without_rendering()
+        with _whatever_the_script():
+            self.figure.draw_without_rendering()
         self.figure.set_layout_engine("none")
+
+
+def series_looks(index: int) -> dict[str, Any]:
+    """Colour, marker and dash of a series. They repeat, out of step, where there are more series than of each."""
+    turn = index // len(SERIES)
+    return {
+        "color": SERIES[index % len(SERIES)],
+        "marker": MARKERS[(index + turn) % len(MARKERS)],
+        "linestyle": DASHES[(index + turn) % len(DASHES)],
+    }
 
 
 @contextmanager
@@ -78,6 +90,7 @@ def style() -> Iterator[None]:
         "lines.linewidth": 1.5,
         "lines.markersize": 4.5,
         "svg.fonttype": "none",  # text stays text: small, searchable, in the reader's font
+        "text.parse_math": False,  # a category may be called "$5 or $6"
         "figure.facecolor": "none",
         "axes.facecolor": "none",
         "savefig.facecolor": "none",
@@ -91,7 +104,7 @@ def svg_text(plot: Plot) -> str:
     import matplotlib
 
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": plot.name, "svg.fonttype": "none"}):
+    with matplotlib.rc_context({"svg.hashsalt": plot.name, "svg.fonttype": "none"}), _whatever_the_script():
         plot.figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     text = buffer.getvalue()
     text = text[text.index("<svg") :].replace("'DejaVu Sans'", "system-ui, sans-serif")
@@ -104,8 +117,17 @@ def svg_text(plot: Plot) -> str:
 def png_bytes(plot: Plot) -> bytes:
     """The plot in its light colours on white."""
     buffer = io.BytesIO()
-    plot.figure.savefig(buffer, format="png", dpi=PNG_DPI, facecolor="white", metadata={"Software": None})
+    with _whatever_the_script():
+        plot.figure.savefig(buffer, format="png", dpi=PNG_DPI, facecolor="white", metadata={"Software": None})
     return buffer.getvalue()
+
+
+@contextmanager
+def _whatever_the_script() -> Iterator[None]:
+    """No warning of letters that the font lacks: a page shows them in the reader's own."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
 
 
 def _dark_rules() -> str:

@@ -103,7 +103,7 @@ def acceptance_given_previous(metrics: dict) -> Plot | None:
     buckets = [bucket for bucket in metrics["acceptance"]["by_previous"] if bucket["drafts"]]
     if not buckets:
         return None
-    rates = np.array([_or_nan(bucket["per_position_conditional"]) for bucket in buckets])
+    rates = np.array([or_nan(bucket["per_position_conditional"]) for bucket in buckets])
     reached = np.array([bucket["reached_position"] for bucket in buckets])
     figure, axes = new_figure(height=1.2 + 0.32 * len(buckets))
     # Brightness alone carries the value, so it reads without colour.
@@ -184,7 +184,7 @@ def autocorrelation(metrics: dict) -> Plot | None:
     figure, axes = new_figure()
     for index, (label, values) in enumerate(series):
         lags = np.arange(1, len(values) + 1)
-        axes.plot(lags, _or_nan(values), color=SERIES[index], marker=MARKERS[index], ls=DASHES[index], label=label)
+        axes.plot(lags, or_nan(values), color=SERIES[index], marker=MARKERS[index], ls=DASHES[index], label=label)
     axes.axhline(0, color=INK, linewidth=0.8)
     axes.set_xticks(lags)
     axes.set_xlabel("Lag (steps of one request)")
@@ -210,15 +210,13 @@ def latency_distribution(columns: StepColumns) -> Plot | None:
         milliseconds = 1000 * values[values > 0]
         if len(milliseconds):
             num_drawn += 1
-            x, share = _distribution(milliseconds)
+            x, share = share_at_most(milliseconds)
             axes.plot(x, share, color=SERIES[index], linestyle=DASHES[index], label=label)
     if not num_drawn:
         return None
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    milliseconds_axis(axes)
     axes.set_xlabel("Milliseconds")
     axes.set_ylabel("Share at most that long (%)")
-    axes.set_ylim(0, 101)
     legend_above(axes)
     caption = (
         "Distribution of latencies: the share of completed requests, or of their steps, that took at most so long."
@@ -262,7 +260,7 @@ def _batch_over_time(
     return columns.end_s - start_s, columns.batch_size
 
 
-def _distribution(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def share_at_most(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(value, percent of values up to it): at every value where they are few, else at 400 values of even ratio."""
     if len(values) <= 400:
         return np.sort(values), 100 * np.arange(1, len(values) + 1) / len(values)
@@ -276,8 +274,8 @@ def _points(
 ) -> None:
     """One series of fractions as percentages, with intervals where there are any; series stand beside each other."""
     places = np.arange(len(values)) + 0.06 * (2 * index - 1)
-    percents = 100 * _or_nan(values)
-    error = [half_widths(value, interval) for value, interval in zip(_or_nan(values), intervals, strict=True)]
+    percents = 100 * or_nan(values)
+    error = [half_widths(value, interval) for value, interval in zip(or_nan(values), intervals, strict=True)]
     axes.errorbar(
         places,
         percents,
@@ -309,8 +307,20 @@ def _previous_label(previous: int | None) -> str:
     return {None: "no previous step", -1: "nothing drafted"}.get(previous, str(previous))
 
 
-def _or_nan(values: Sequence[float | None]) -> np.ndarray:
+def or_nan(values: Sequence[float | None]) -> np.ndarray:
+    """[n] What was not measured is NaN."""
     return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def milliseconds_axis(axes: Axes) -> None:
+    """Milliseconds on a log scale against a share in percent."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylim(0, 101)
 
 
 def legend_above(axes: Axes) -> None:
@@ -326,9 +336,11 @@ def new_figure(height: float = HEIGHT) -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def new_figures(num_rows: int, height_ratios: Sequence[float] | None = None) -> tuple[Figure, np.ndarray]:
-    """Panels above each other that share their x axis."""
+def new_figures(
+    num_rows: int, height_ratios: Sequence[float] | None = None, *, shares_x: bool = True
+) -> tuple[Figure, np.ndarray]:
+    """Panels above each other."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH, HEIGHT * 1.25), layout="constrained")
-    return figure, figure.subplots(num_rows, sharex=True, height_ratios=height_ratios)
+    figure = Figure(figsize=(WIDTH, HEIGHT * (0.65 + 0.3 * num_rows)), layout="constrained")
+    return figure, figure.subplots(num_rows, sharex=shares_x, height_ratios=height_ratios)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from specbench.reports.plot_style import DASHES, FAINT, INK, MARKERS, SERIES, Plot, style
+from specbench.reports.plot_style import FAINT, INK, Plot, series_looks, style
 from specbench.reports.plots import HEIGHT, half_widths, legend_above, new_figure, new_figures
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def pareto(points: Sequence[SweepPoint]) -> Plot | None:
         for index, series in enumerate(dict.fromkeys(point.series for point in points)):
             own = sorted((user, total, point.label) for point, user, total in measured if point.series == series)
             users, totals = [user for user, _, _ in own], [total for _, total, _ in own]
-            axes.plot(users, totals, label=series, **_looks(index))
+            axes.plot(users, totals, label=series, **series_looks(index))
             for user, total, label in own:
                 axes.annotate(label, (user, total), xytext=(4, 4), textcoords="offset points", fontsize=7, color=INK)
         axes.set_xlabel("Output tokens/s of one user")
@@ -102,18 +102,8 @@ def _against_k(axes: Axes, index: int, series: str, points: Sequence[SweepPoint]
         yerr=scale * np.array(error).T,
         capsize=2,
         label=series,
-        **_looks(index),
+        **series_looks(index),
     )
-
-
-def _looks(index: int) -> dict[str, Any]:
-    """Colour, marker and dash of a series. They repeat, out of step, where there are more series than of each."""
-    turn = index // len(SERIES)
-    return {
-        "color": SERIES[index % len(SERIES)],
-        "marker": MARKERS[(index + turn) % len(MARKERS)],
-        "linestyle": DASHES[(index + turn) % len(DASHES)],
-    }
 
 
 def _speeds(point: SweepPoint) -> tuple[float | None, float | None]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from specbench.record_columns import EngineStepColumns
 from specbench.records import EngineStep
-from specbench.reports.metrics import compute_metrics
+from specbench.reports.compared_run import compared_run
+from specbench.reports.comparison_plots import comparison_plots
+from specbench.reports.metrics import compute_metrics, metrics_of
 from specbench.reports.plot_style import DARK, SERIES, png_bytes, svg_text
 from specbench.reports.plots import acceptance_by_position, latency_distribution, run_plots, timeline
 from specbench.reports.step_columns import step_columns
@@ -61,7 +64,7 @@ def test_svg_is_well_formed_says_what_it_shows_and_names_nothing_outside(plots, 
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids)) and all(one.startswith(f"{name}-") for one in ids)
     assert set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", text)) <= set(ids)
-    assert svg_text(plot) == text
+    assert svg_text(plot) == text and "mathdefault" not in text
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -118,6 +121,22 @@ def test_nothing_to_show_is_no_plot():
     assert names == ["latency_distribution", "timeline"]
 
 
+def test_latencies_within_one_decade_have_ticks_that_read():
+    requests = [make_request(f"r{index}", first_token_s=0.2 + 0.01 * index, last_token_s=0.4) for index in range(9)]
+    (plot,) = plots_of(EventLog(requests))
+    assert "mathdefault" not in svg_text(plot) and ">200</text>" in svg_text(plot)
+
+
+def test_names_are_drawn_as_they_are_whatever_they_hold(recwarn):
+    log = simulate(seed=5, num_requests=60)
+    names = {"a": "$5 or <6> & $7", "b": "数学"}
+    log.requests = [replace(one, category=names.get(one.category or "")) for one in log.requests]
+    plot = next(plot for plot in plots_of(log, num_speculative_tokens=4) if plot.name == "acceptance_by_category")
+    root = ET.fromstring(svg_text(plot))
+    texts = {element.text for element in root.iter() if element.tag.endswith("text")}
+    assert set(names.values()) <= texts and png_bytes(plot) and not recwarn.list
+
+
 def test_one_request_of_one_token_has_its_latency():
     assert [plot.name for plot in plots_of(EventLog([make_request("a")]))] == ["latency_distribution"]
 
@@ -135,7 +154,9 @@ def test_latency_reaches_all_and_time_holds_all_tokens(log):
 
 def test_batch_over_time_is_the_engine_s_where_its_steps_are_recorded(log):
     columns = step_columns(log.requests, log.verify_steps)
-    engine_steps = [EngineStep(at, float(at), at + 0.5, 0, 5, 5, 0.0, None, None, None, 0, 0) for at in range(-3, 40)]
+    engine_steps = [
+        EngineStep(at, float(at), at + 0.5, 0, 5, 5, 0.0, None, None, None, 0, 0, 0) for at in range(-3, 40)
+    ]
     _, lower = timeline(columns, EngineStepColumns.of(engine_steps)).figure.axes
     assert np.nanmax(lower.patches[0].get_data()[0]) == 5
 
@@ -171,3 +192,20 @@ def test_acceptance_against_k_is_ordered_and_needs_two():
     assert list(length.containers[0].lines[0].get_xdata()) == [1, 4, 8]
     assert list(length.containers[0].lines[0].get_ydata()) == [1, 4, 8] and len(rate.containers) == 1
     assert acceptance_against_k(points[:1]) is None
+
+
+def test_runs_side_by_side_keep_their_looks_and_their_own_intervals(log):
+    runs = []
+    for k in (4, 4, 2):
+        own = simulate(seed=k, num_requests=40, k=k)
+        run, columns = make_run(k), step_columns(own.requests, own.verify_steps)
+        runs.append(compared_run(run, metrics_of(run, own, columns), columns, [], [], "d"))
+    positions, latencies = comparison_plots(runs)
+    upper, lower = positions.figure.axes
+    assert (
+        [len(one.lines[0].get_xdata()) for one in upper.containers]
+        == [4, 4, 2]
+        == [len(one.lines[0].get_xdata()) for one in lower.containers]
+    )
+    assert len(latencies.figure.axes) == 3 and all(len(axes.lines) == 3 for axes in latencies.figure.axes)
+    assert comparison_plots(runs[:1]) == []

@@ -25,7 +25,7 @@ def make_compared(k: int, seed: int = 0, **changes: object) -> ComparedRun:
     run.config["spec"]["name"] = f"mtp{k}"
     log.samples = [make_sample(request.sample_id, 1.0) for request in log.requests if not request.is_warmup]
     columns = step_columns(log.requests, log.verify_steps)
-    return compared_run(run, metrics_of(run, log, columns), columns, log.samples, f"runs/{k}")
+    return compared_run(run, metrics_of(run, log, columns), columns, log.samples, log.engine_steps, f"runs/{k}")
 
 
 def visible(text: str) -> list[str]:
