@@ -20,9 +20,11 @@ from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadat
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.proposer import AdmittedRequest, DraftBatch, Proposer
 from specbench.engine.sampling.drafting import DraftSampling, allocate_draft_probabilities
+from specbench.engine.sampling.row_chunks import log_total
 from specbench.engine.sampling.sampler import SamplingRows, process, sample
 from specbench.engine.sampling.verification import (
     ACCEPTANCE_RULES,
+    Laws,
     Verdict,
     Windows,
     accept_at_rates,
@@ -123,13 +125,13 @@ class ModelRunner:
         assert self.draft_probabilities is not None and self.acceptance_rule is not None
         argmax = batch.by_column(logits.argmax(dim=-1), self.k)
         greedy = sample_and_match(argmax, windows.draft_ids, windows.num_drafts, windows.samples)
-        drawn = verify_draws(
-            self.acceptance_rule,
-            windows,
-            target=batch.by_column(logits.softmax(dim=-1), self.k),
-            draft=self.draft_probabilities[windows.rows],
-            positions=batch.by_column(rows.positions, self.k),
+        laws = Laws(
+            target_logits=batch.by_column(logits, self.k),
+            target_total=batch.by_column(log_total(logits), self.k),
+            draft_probabilities=self.draft_probabilities,
+            rows=windows.rows,
         )
+        drawn = verify_draws(self.acceptance_rule, windows, laws, batch.by_column(rows.positions, self.k))
         return greedy.where(self.state.sampling.temperature[windows.rows] == 0, drawn)
 
     def _commit(self, batch: InputBatch, verdict: Verdict) -> torch.Tensor:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from specbench.engine.config import EngineConfig
-from specbench.engine.sampling.noise import DRAFT, exponential_noise, window_stream
+from specbench.engine.sampling.noise import DRAFT, exponential_noise, spread_ids, window_stream
 
 
 def draft_probability_bytes(config: EngineConfig, vocab_size: int) -> int:
@@ -52,6 +52,6 @@ class DraftSampling:
         scaled = logits / torch.where(is_greedy, 1.0, self.temperature)[:, None]
         self.probabilities[self.rows, index] = scaled.softmax(dim=-1)
         stream = window_stream(DRAFT, torch.full_like(self.rows, index))
-        vocab_ids = torch.arange(logits.shape[-1], device=logits.device)
-        noise = exponential_noise(self.keys, self.window_start, stream, vocab_ids)
+        ids = spread_ids(logits.shape[-1], logits.device)
+        noise = exponential_noise(self.keys, self.window_start, stream, ids)
         return torch.where(is_greedy, logits.argmax(dim=-1), (scaled - noise.log_()).argmax(dim=-1))

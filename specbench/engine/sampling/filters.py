@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import torch
 
+from specbench.engine.sampling.row_chunks import log_total, row_chunks
+
 _NONE = float("-inf")
 #: Most likely ids looked at first for top_p, and how the number grows while their mass does not reach it.
 _NUCLEUS_START, _NUCLEUS_GROWTH = 64, 8
@@ -35,11 +37,11 @@ def mask_top_p_(logits: torch.Tensor, top_p: torch.Tensor) -> None:
     """
     vocab_size = logits.shape[-1]
     is_on = top_p < 1
-    log_total = logits.logsumexp(dim=-1, keepdim=True)
+    total = log_total(logits)[:, None]
     size = min(_NUCLEUS_START, vocab_size)
     while True:
         values = logits.topk(size, dim=-1).values
-        probabilities = (values - log_total).exp_()
+        probabilities = (values - total).exp_()
         mass = probabilities.cumsum(dim=-1)
         if size == vocab_size or bool(((mass[:, -1] >= top_p) | ~is_on).all()):
             break
@@ -51,4 +53,5 @@ def mask_top_p_(logits: torch.Tensor, top_p: torch.Tensor) -> None:
 
 
 def _drop_below_(logits: torch.Tensor, threshold: torch.Tensor) -> None:
-    logits.masked_fill_(logits < threshold[:, None], _NONE)
+    for rows in row_chunks(logits):
+        logits[rows].masked_fill_(logits[rows] < threshold[rows, None], _NONE)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specbench.engine.sampling.row_chunks import log_total
 from specbench.generate import TokenLogprob
 
 
@@ -30,15 +31,15 @@ class LogprobTensors:
     def gather(cls, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> LogprobTensors:
         """logits: fp32 [num_rows, vocab]. token_ids: int64 [num_rows]."""
         chosen = logits.gather(1, token_ids[:, None])
-        log_total = logits.logsumexp(dim=-1, keepdim=True)
+        total = log_total(logits)[:, None]
         top = logits.topk(num_top, dim=-1)
         return cls(
             token_ids=token_ids,
-            logprobs=(chosen - log_total)[:, 0],
+            logprobs=(chosen - total)[:, 0],
             ranks=1 + (logits > chosen).sum(dim=-1),
             is_argmax=logits.argmax(dim=-1) == token_ids,
             top_ids=top.indices,
-            top_logprobs=top.values - log_total,
+            top_logprobs=top.values - total,
         )
 
     def to_host(self, num_top: list[int]) -> list[TokenLogprob]:

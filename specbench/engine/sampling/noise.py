@@ -10,6 +10,8 @@ that has decided one window is no longer fair in the next.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 
 #: Purposes that must not share numbers. Plain samples of the target are keyed by position, the others by window.
@@ -26,19 +28,25 @@ def window_stream(purpose: int, row: torch.Tensor) -> torch.Tensor:
     return row * _NUM_PURPOSES + purpose
 
 
+@lru_cache(maxsize=8)
+def spread_ids(num_ids: int, device: torch.device) -> torch.Tensor:
+    """What noise takes of the global ids 0 .. num_ids - 1, int32 [num_ids]: made once."""
+    return _as_int32(torch.arange(num_ids, device=device) * _GOLDEN & _MASK)
+
+
 def exponential_noise(
-    keys: torch.Tensor, positions: torch.Tensor, stream: int | torch.Tensor, vocab_ids: torch.Tensor
+    keys: torch.Tensor, positions: torch.Tensor, stream: int | torch.Tensor, ids: torch.Tensor
 ) -> torch.Tensor:
     """Independent Exp(1) variates, fp32 [num_rows, num_ids].
 
     keys: int64 [num_rows], 64-bit request keys. positions: int64 [num_rows]. stream: one for all or int64 [num_rows].
-    vocab_ids: int64 [num_ids] or [num_rows, num_ids], global ids.
+    ids: int32 [num_ids], of `spread_ids`.
     """
-    return uniform_noise(keys, positions, stream, vocab_ids).neg_().log1p_().neg_()
+    return uniform_noise(keys, positions, stream, ids).neg_().log1p_().neg_()
 
 
 def uniform_noise(
-    keys: torch.Tensor, positions: torch.Tensor, stream: int | torch.Tensor, vocab_ids: torch.Tensor
+    keys: torch.Tensor, positions: torch.Tensor, stream: int | torch.Tensor, ids: torch.Tensor
 ) -> torch.Tensor:
     """Independent variates in (0, 1), fp32 [num_rows, num_ids]; parameters as for `exponential_noise`.
 
@@ -48,12 +56,13 @@ def uniform_noise(
     spread = _mix(streams * _GOLDEN & _MASK)
     low = _mix((keys & _MASK) ^ _mix((positions * 2 + 1) & _MASK ^ spread))
     high = _mix(((keys >> 32) & _MASK) ^ _mix(positions & _MASK ^ spread))
-    bits = _as_int32(vocab_ids * _GOLDEN & _MASK) ^ _as_int32(low)[:, None]
+    bits = ids ^ _as_int32(low)[:, None]
     _mix_int32_(bits)
     bits ^= _as_int32(high)[:, None]
     _mix_int32_(bits)
     bits &= 0x7FFFFFFF
-    return bits.to(torch.float32).add_(0.5).mul_(2.0**-31)
+    # The largest would round to 1, whose logarithms are infinite and at which no coin accepts.
+    return bits.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_max_(1 - 2.0**-24)
 
 
 def _mix(x: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from specbench.engine.sampling.row_chunks import row_chunks
+
 
 @dataclass(frozen=True, slots=True)
 class PenaltyRows:
@@ -29,18 +31,21 @@ class PenaltyRows:
 
     def apply_(self, logits: torch.Tensor) -> None:
         """In place on fp32 logits [num_rows, vocab]: repetition first, then frequency and presence."""
+        for rows in row_chunks(logits):
+            self._apply_to_(logits[rows], rows)
+
+    def _apply_to_(self, logits: torch.Tensor, rows: slice) -> None:
         columns = torch.arange(self.token_ids.shape[1], device=logits.device)
         # Rows behind a missing draft are never emitted: what stands in for it does not matter.
-        token_ids = self.token_ids.clamp_min(0)
-        is_before = columns < self.num_tokens[:, None]
+        token_ids = self.token_ids[rows].clamp_min(0)
+        is_before = columns < self.num_tokens[rows, None]
         if self.repetition is not None:
-            is_seen = _count(token_ids, is_before, logits) > 0
-            penalised = torch.where(logits > 0, logits / self.repetition[:, None], logits * self.repetition[:, None])
-            torch.where(is_seen, penalised, logits, out=logits)
-        is_output = is_before & (columns >= self.num_prompt_tokens[:, None])
-        counts = _count(token_ids, is_output, logits)
-        logits -= self.frequency[:, None] * counts
-        logits -= self.presence[:, None] * (counts > 0)
+            factor = self.repetition[rows, None]
+            penalised = torch.where(logits > 0, logits / factor, logits * factor)
+            torch.where(_count(token_ids, is_before, logits) > 0, penalised, logits, out=logits)
+        counts = _count(token_ids, is_before & (columns >= self.num_prompt_tokens[rows, None]), logits)
+        logits -= self.frequency[rows, None] * counts
+        logits -= self.presence[rows, None] * (counts > 0)
 
 
 def _count(token_ids: torch.Tensor, is_counted: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from specbench.engine.sampling.filters import mask_min_p_, mask_top_k_, mask_top_p_
-from specbench.engine.sampling.noise import TARGET_SAMPLE, exponential_noise
+from specbench.engine.sampling.noise import TARGET_SAMPLE, exponential_noise, spread_ids
 from specbench.engine.sampling.penalties import PenaltyRows
+from specbench.engine.sampling.row_chunks import row_chunks
 from specbench.engine.sampling.token_rules import TokenRules
 
 
@@ -81,6 +82,9 @@ def sample(processed: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
     greedy_ids = processed.argmax(dim=-1)
     if rows is None or rows.temperature is None:
         return greedy_ids
-    vocab_ids = torch.arange(processed.shape[-1], device=processed.device)
-    noise = exponential_noise(rows.keys, rows.positions, TARGET_SAMPLE, vocab_ids)
-    return torch.where(rows.temperature == 0, greedy_ids, (processed - noise.log_()).argmax(dim=-1))
+    ids = spread_ids(processed.shape[-1], processed.device)
+    sampled_ids = torch.empty_like(greedy_ids)
+    for part in row_chunks(processed):
+        noise = exponential_noise(rows.keys[part], rows.positions[part], TARGET_SAMPLE, ids)
+        sampled_ids[part] = torch.sub(processed[part], noise.log_(), out=noise).argmax(dim=-1)
+    return torch.where(rows.temperature == 0, greedy_ids, sampled_ids)

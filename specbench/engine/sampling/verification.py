@@ -23,6 +23,7 @@ from specbench.engine.sampling.noise import (
     RECOVERY,
     TARGET_SAMPLE,
     exponential_noise,
+    spread_ids,
     uniform_noise,
     window_stream,
 )
@@ -76,9 +77,10 @@ class Windows:
         """[num_requests, k]: the uniform variate that decides on each draft."""
         num_requests, k = self.draft_ids.shape
         row = torch.arange(k, device=self.keys.device).repeat(num_requests)
-        one_id = torch.zeros(1, dtype=torch.int64, device=self.keys.device)
         keys, start = self.keys.repeat_interleave(k), self.start.repeat_interleave(k)
-        return uniform_noise(keys, start, window_stream(ACCEPTANCE, row), one_id).view(num_requests, k)
+        return uniform_noise(keys, start, window_stream(ACCEPTANCE, row), spread_ids(1, self.keys.device)).view(
+            num_requests, k
+        )
 
 
 def sample_and_match(
@@ -114,24 +116,50 @@ def accept_at_rates(sampled_ids: torch.Tensor, windows: Windows, rates: torch.Te
     return Verdict(token_ids, num_accepted, num_accepted + windows.samples, is_drafted.sum(dim=1))
 
 
-def verify_draws(
-    rule: AcceptanceRule, windows: Windows, target: torch.Tensor, draft: torch.Tensor, positions: torch.Tensor
-) -> Verdict:
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """The laws of the windows' rows, looked up row by row: with a large vocabulary all of them are too much."""
+
+    # [num_requests, k + 1, vocab] fp32: logits whose softmax is the target's law of each row's token
+    target_logits: torch.Tensor
+    # [num_requests, k + 1] fp32: logarithm of the sum of their exponentials
+    target_total: torch.Tensor
+    # [max_num_seqs, k, vocab] fp32: the laws that drafts were drawn from
+    draft_probabilities: torch.Tensor
+    # [num_requests] int64: persistent rows
+    rows: torch.Tensor
+
+    def target(self, column: torch.Tensor) -> torch.Tensor:
+        """The target's law of one row of each window, fp32 [num_requests, vocab]. column: int64 [num_requests]."""
+        requests = torch.arange(len(self.rows), device=self.rows.device)
+        return (self.target_logits[requests, column] - self.target_total[requests, column, None]).exp_()
+
+    def draft(self, column: torch.Tensor) -> torch.Tensor:
+        """The same of the drafter."""
+        return self.draft_probabilities[self.rows, column]
+
+    def of_drafts(self, draft_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Target and draft probability of each draft, fp32 [num_requests, k] each. draft_ids: [num_requests, k], all
+        ids of the vocabulary."""
+        k = draft_ids.shape[1]
+        logits = self.target_logits[:, :k].gather(2, draft_ids[:, :, None])[:, :, 0]
+        columns = torch.arange(k, device=draft_ids.device)
+        return (logits - self.target_total[:, :k]).exp_(), self.draft_probabilities[
+            self.rows[:, None], columns, draft_ids
+        ]
+
+
+def verify_draws(rule: AcceptanceRule, windows: Windows, laws: Laws, positions: torch.Tensor) -> Verdict:
     """Accept drafts that were drawn from a law of their own, and draw the token behind them.
 
-    target: fp32 [num_requests, k + 1, vocab], the law of each row's token. draft: fp32 [num_requests, k, vocab], the
-    laws that the drafts were drawn from. positions: [num_requests, k + 1], of each row's token.
+    positions: int64 [num_requests, k + 1], of each row's token.
     """
-    k = windows.draft_ids.shape[1]
     is_drafted = windows.is_drafted()
     # Where a draft is missing, the window ends.
     num_usable = _length_of_prefix(is_drafted)
-    ids = windows.draft_ids.clamp_min(0)[:, :, None]
-    usable = torch.arange(k, device=ids.device) < num_usable[:, None]
-    target_of_draft = target[:, :k].gather(2, ids)[:, :, 0].masked_fill(~usable, 0.0)
-    draft_of_draft = draft.gather(2, ids)[:, :, 0].masked_fill(~usable, 1.0)
-    accepted = rule(windows.coins(), num_usable, target, draft, target_of_draft, draft_of_draft)
-    last_ids = _last_tokens(windows, accepted, num_usable, target, draft, positions)
+    target_of_draft, draft_of_draft = laws.of_drafts(windows.draft_ids.clamp_min(0))
+    accepted = rule(windows.coins(), num_usable, laws, target_of_draft, draft_of_draft)
+    last_ids = _last_tokens(windows, accepted, num_usable, laws, positions)
     token_ids = torch.cat([windows.draft_ids, last_ids[:, None]], dim=1)
     token_ids.scatter_(1, accepted.num_accepted[:, None], last_ids[:, None])
     return Verdict(token_ids, accepted.num_accepted, accepted.num_accepted + windows.samples, is_drafted.sum(dim=1))
@@ -147,31 +175,27 @@ class Accepted:
     scale: torch.Tensor
 
 
-#: coins [n, k], num_usable [n], target [n, k + 1, vocab], draft [n, k, vocab], and both laws' probabilities of each
-#: draft, [n, k] (0 and 1 behind num_usable).
-AcceptanceRule = Callable[
-    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], Accepted
-]
+#: coins [num_requests, k], num_usable [num_requests], laws, and target and draft probability of each draft,
+#: [num_requests, k]; what stands in a column behind num_usable means nothing.
+AcceptanceRule = Callable[[torch.Tensor, torch.Tensor, Laws, torch.Tensor, torch.Tensor], Accepted]
 
 
 def standard_rule(
     coins: torch.Tensor,
     num_usable: torch.Tensor,
-    target: torch.Tensor,
-    draft: torch.Tensor,
+    laws: Laws,
     target_of_draft: torch.Tensor,
     draft_of_draft: torch.Tensor,
 ) -> Accepted:
     """Each draft with min(1, target / draft), up to the first that is rejected (Leviathan et al. 2023)."""
-    num_accepted = _length_of_prefix(coins * draft_of_draft < target_of_draft)
-    return Accepted(num_accepted, torch.ones_like(num_accepted, dtype=target.dtype))
+    is_accepted = (coins * draft_of_draft < target_of_draft) & _is_usable(num_usable, coins.shape[1])
+    return Accepted(_length_of_prefix(is_accepted), torch.ones_like(coins[:, 0]))
 
 
 def block_rule(
     coins: torch.Tensor,
     num_usable: torch.Tensor,
-    target: torch.Tensor,
-    draft: torch.Tensor,
+    laws: Laws,
     target_of_draft: torch.Tensor,
     draft_of_draft: torch.Tensor,
 ) -> Accepted:
@@ -182,20 +206,28 @@ def block_rule(
     the whole window with its worth.
     """
     k = coins.shape[1]
-    ratio = target_of_draft / draft_of_draft
-    worth = torch.ones(len(coins), k + 1, dtype=target.dtype, device=target.device)
-    for i in range(k):
-        worth[:, i + 1] = (worth[:, i] * ratio[:, i]).clamp_max(1.0)
-    # [n, k - 1]: of blocks of 1 .. k - 1 drafts
-    inner = worth[:, 1:k]
-    lack = (inner[:, :, None] * target[:, 1:k] - draft[:, 1:]).clamp_min_(0.0).sum(dim=-1)
-    denominator = lack + 1.0 - inner
-    passes = torch.where(denominator > 0, lack / denominator, 1.0)
-    length = torch.arange(1, k + 1, device=coins.device)
-    chance = torch.where(length == num_usable[:, None], worth[:, 1:], torch.nn.functional.pad(passes, (0, 1)))
-    is_passed = (coins < chance) & (length <= num_usable[:, None])
-    num_accepted = (is_passed * length).amax(dim=1)
+    is_usable = _is_usable(num_usable, k)
+    worth = torch.ones(len(coins), k + 1, dtype=coins.dtype, device=coins.device)
+    is_passed = torch.zeros_like(is_usable)
+    for length in range(1, k + 1):
+        ratio = torch.where(is_usable[:, length - 1], target_of_draft[:, length - 1] / draft_of_draft[:, length - 1], 0)
+        worth[:, length] = (worth[:, length - 1] * ratio).clamp_max_(1.0)
+        chance = torch.where(num_usable == length, worth[:, length], _block_chance(laws, worth, length))
+        is_passed[:, length - 1] = (coins[:, length - 1] < chance) & is_usable[:, length - 1]
+    num_accepted = (is_passed * torch.arange(1, k + 1, device=coins.device)).amax(dim=1)
     return Accepted(num_accepted, worth.gather(1, num_accepted[:, None])[:, 0])
+
+
+def _block_chance(laws: Laws, worth: torch.Tensor, length: int) -> torch.Tensor:
+    """Chance that a block of `length` drafts passes which is not the whole window, [num_requests]."""
+    worth_of_block = worth[:, length]
+    if length == worth.shape[1] - 1:
+        return worth_of_block
+    column = torch.full_like(laws.rows, length)
+    lacking = worth_of_block[:, None] * laws.target(column) - laws.draft(column)
+    lack = lacking.clamp_min_(0.0).sum(dim=-1)
+    denominator = lack + 1.0 - worth_of_block
+    return torch.where(denominator > 0, lack / denominator, 1.0)
 
 
 #: rejection_sample_method -> rule for drafts with probabilities.
@@ -203,28 +235,26 @@ ACCEPTANCE_RULES: dict[str, AcceptanceRule] = {"standard": standard_rule, "block
 
 
 def _last_tokens(
-    windows: Windows,
-    accepted: Accepted,
-    num_usable: torch.Tensor,
-    target: torch.Tensor,
-    draft: torch.Tensor,
-    positions: torch.Tensor,
+    windows: Windows, accepted: Accepted, num_usable: torch.Tensor, laws: Laws, positions: torch.Tensor
 ) -> torch.Tensor:
     """The token behind the accepted drafts, [num_requests]: behind a rejection a draw from what the draft's law lacks
     of the target's, else (all accepted, or nothing drafted) the plain sample of its position."""
-    row = accepted.num_accepted
-    requests = torch.arange(len(row), device=row.device)
-    is_recovery = row < num_usable
-    law = target[requests, row]
-    lacking = accepted.scale[:, None] * law - draft[requests, row.clamp_max(draft.shape[1] - 1)]
-    lacking = lacking.clamp_min_(0.0)
+    column = accepted.num_accepted
+    is_recovery = column < num_usable
+    law = laws.target(column)
+    draft = laws.draft(column.clamp_max(windows.draft_ids.shape[1] - 1))
+    lacking = (accepted.scale[:, None] * law - draft).clamp_min_(0.0)
     # Laws that are equal but for rounding lack nothing: whatever was rejected, the target's own law is right.
     use_lacking = is_recovery & (lacking.sum(dim=-1) > 0)
     weights = torch.where(use_lacking[:, None], lacking, law)
-    stream = torch.where(is_recovery, window_stream(RECOVERY, row), TARGET_SAMPLE)
-    at = torch.where(is_recovery, windows.start, positions[requests, row])
-    vocab_ids = torch.arange(law.shape[-1], device=law.device)
-    return (weights / exponential_noise(windows.keys, at, stream, vocab_ids)).argmax(dim=-1)
+    stream = torch.where(is_recovery, window_stream(RECOVERY, column), TARGET_SAMPLE)
+    at = torch.where(is_recovery, windows.start, positions.gather(1, column[:, None])[:, 0])
+    ids = spread_ids(law.shape[-1], law.device)
+    return (weights / exponential_noise(windows.keys, at, stream, ids)).argmax(dim=-1)
+
+
+def _is_usable(num_usable: torch.Tensor, k: int) -> torch.Tensor:
+    return torch.arange(k, device=num_usable.device) < num_usable[:, None]
 
 
 def _is_drafted(draft_ids: torch.Tensor, num_drafts: torch.Tensor) -> torch.Tensor:
