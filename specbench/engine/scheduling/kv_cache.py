@@ -23,12 +23,12 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
 def window_blocks(spec: CacheGroupSpec, block_size: int, num_step_rows: int) -> int:
     """Blocks that one request of a windowed group can hold at once while `num_step_rows` rows are written.
 
-    The window behind the first row, the rows that a drafter may still rewrite, the step's rows, and one block more
-    because none of these need start on a block's edge.
+    The window behind the first row, the rows that a drafter may still rewrite, the step's rows; one block more because
+    none of these need start on a block's edge, and one because windows are looked at once a block.
     """
     assert spec.window is not None
     num_tokens = spec.window - 1 + spec.num_provisional_rows + num_step_rows + spec.num_draft_slots
-    return num_blocks_for(num_tokens, block_size) + 1
+    return num_blocks_for(num_tokens, block_size) + 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,6 @@ class BlockTable:
     block_ids: list[int] = field(default_factory=list)
     #: Entries [0, num_freed) lie behind the window; they are back in the pool, or were never held.
     num_freed: int = 0
-    #: Entries [0, num_published) were offered to other requests, or came from them: never written again.
-    num_published: int = 0
 
     def held_blocks(self) -> list[int]:
         return self.block_ids[self.num_freed :]
@@ -78,9 +76,22 @@ class RequestBlocks:
     #: group -> table
     tables: list[BlockTable]
     num_blocks: int
-    #: Confirmed tokens from which on a group has another block to publish, or a window another one to free.
+    #: publication -> entries [0, n) of its groups that were offered to other requests, or came from them: never written
+    #: again
+    num_published: list[int]
+    #: Confirmed tokens from which on a group has another block to publish.
     next_publish: int = 0
+    #: Confirmed tokens at which windows are looked at again: once a block.
     next_free: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """Groups whose blocks become final at the same time, under the same keys."""
+
+    #: Stands for all of them.
+    spec: CacheGroupSpec
+    groups: tuple[int, ...]
 
 
 class KVCacheManager:
@@ -94,6 +105,8 @@ class KVCacheManager:
         self.prefix_caching = prefix_caching
         self.pools = [BlockPool(count) for count in num_blocks]
         self._groups = list(zip(self.pools, self.specs, strict=True))
+        self._windowed = [index for index, spec in enumerate(self.specs) if spec.window is not None]
+        self._publications = _publications(self.specs)
         self._num_draft_slots = max((spec.num_draft_slots for spec in specs), default=0)
         self._nothing_hit = PrefixHit(0, (0,) * len(self.specs), ((),) * len(self.specs))
         #: row -> blocks
@@ -205,13 +218,13 @@ class KVCacheManager:
     ) -> list[tuple[int, int, Sequence[int]]]:
         """Give the row its tables, with the blocks of a hit in them. Returns (group, start entry, block ids)."""
         hit = hit or self._nothing_hit
-        blocks = RequestBlocks(keys, [], hit.num_blocks)
+        blocks = RequestBlocks(keys, [], hit.num_blocks, [hit.num_blocks] * len(self._publications))
         shared: list[tuple[int, int, Sequence[int]]] = []
         for group, pool in enumerate(self.pools):
             first, block_ids = hit.first_blocks[group], hit.block_ids[group]
             for block_id in block_ids:
                 pool.hold(block_id)
-            blocks.tables.append(BlockTable([NULL_BLOCK] * first + list(block_ids), first, hit.num_blocks))
+            blocks.tables.append(BlockTable([NULL_BLOCK] * first + list(block_ids), first))
             if block_ids:
                 shared.append((group, first, block_ids))
         self._requests[row] = blocks
@@ -246,29 +259,29 @@ class KVCacheManager:
             self._free_behind_windows(blocks, num_computed)
 
     def _publish(self, blocks: RequestBlocks, keys: PrefixKeys, num_computed: int, num_kept: int) -> None:
-        for (pool, spec), table in zip(self._groups, blocks.tables, strict=True):
+        next_publish = []
+        for index, publication in enumerate(self._publications):
+            spec, start = publication.spec, blocks.num_published[index]
             end = cache_rules.num_publishable_tokens(num_computed, num_kept, spec) // self.block_size
-            for index in range(max(table.num_published, table.num_freed), end):
-                key = keys.key(index, cache_rules.num_key_lookahead_tokens(spec))
+            for entry in range(start, end):
+                key = keys.key(entry, cache_rules.num_key_lookahead_tokens(spec))
                 assert key is not None, "a block is published before the tokens that its entries read are known"
-                pool.publish(table.block_ids[index], key)
-            table.num_published = max(table.num_published, end)
-        blocks.next_publish = min(
-            (table.num_published + 1) * self.block_size + spec.num_provisional_rows
-            for spec, table in zip(self.specs, blocks.tables, strict=True)
-        )
+                for group in publication.groups:
+                    table = blocks.tables[group]
+                    if entry >= table.num_freed:
+                        self.pools[group].publish(table.block_ids[entry], key)
+            blocks.num_published[index] = max(start, end)
+            next_publish.append((max(start, end) + 1) * self.block_size + spec.num_provisional_rows)
+        blocks.next_publish = min(next_publish)
 
     def _free_behind_windows(self, blocks: RequestBlocks, num_computed: int) -> None:
-        blocks.next_free = num_computed + self.block_size
-        for (pool, spec), table in zip(self._groups, blocks.tables, strict=True):
-            if spec.window is None:
-                continue
-            num_unread = max(cache_rules.num_unread_tokens(num_computed, spec), 0)
-            num_freed = num_unread // self.block_size
+        for group in self._windowed:
+            table = blocks.tables[group]
+            num_freed = cache_rules.num_unread_tokens(num_computed, self.specs[group]) // self.block_size
             if num_freed > table.num_freed:
-                pool.give_back(table.block_ids[table.num_freed : num_freed])
+                self.pools[group].give_back(table.block_ids[table.num_freed : num_freed])
                 table.num_freed = num_freed
-            blocks.next_free = min(blocks.next_free, num_computed + self.block_size - num_unread % self.block_size)
+        blocks.next_free = (num_computed // self.block_size + 1) * self.block_size
 
     def release(self, row: int) -> None:
         """Everything that the row holds goes back; the end of a prefix is evicted before its beginning."""
@@ -278,3 +291,10 @@ class KVCacheManager:
     def tables_of(self, row: int) -> list[BlockTable]:
         """The row's tables, one a group."""
         return self._requests[row].tables
+
+
+def _publications(specs: Sequence[CacheGroupSpec]) -> list[Publication]:
+    groups: dict[tuple[int, int], list[int]] = {}
+    for index, spec in enumerate(specs):
+        groups.setdefault((spec.num_provisional_rows, spec.num_prompt_lookahead), []).append(index)
+    return [Publication(specs[indices[0]], tuple(indices)) for indices in groups.values()]
