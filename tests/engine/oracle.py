@@ -29,6 +29,7 @@ class Oracle:
         raw = json.loads((folder / "config.json").read_text())
         self.text: dict[str, Any] = raw["text_config"]
         self.mtp: dict[str, Any] = raw["mtp_config"]
+        self.keys_values: dict[str, Tensor] = {}
         self.weights: dict[str, Tensor] = {}
         for file in folder.glob("*.safetensors"):
             self.weights |= {name: tensor.float() for name, tensor in load_file(file).items()}
@@ -110,6 +111,8 @@ class Oracle:
         k = self._conv(project["k_dv"], prefix + "k_sconv.weight").view(num_rows, -1, d)
         k = self._norm(k, prefix + "k_norm.weight")
         v = self._conv(project["v_dv"], prefix + "v_sconv.weight").view(num_rows, -1, d)
+        #: What a cache should hold after this: prefix of the attention's tensors -> [rows, 2, kv_heads, head_dim]
+        self.keys_values[prefix] = torch.stack((k, v), 1)
         heads, group = q.shape[1], q.shape[1] // k.shape[1]
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         scores = torch.einsum("ihd,jhd->hij", q, k) / d

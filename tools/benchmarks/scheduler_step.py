@@ -3,9 +3,9 @@
     python tools/benchmarks/scheduler_step.py
 
 Six cache groups (those of a target with two attention kinds and its modules), k = 8, prefix caching on, accepted counts
-drawn so that a step yields 4.4 tokens on average. Stops and detokenising are not part of it. Measured is processor time:
-other processes leave it alone. Exits 1 when 256 running
-requests cost more than the goal, or when the cost of a request at 1,024 is above that at 16 by more than the bound.
+drawn so that a step yields 4.4 tokens on average. Stops and detokenising are not part of it. What is measured is
+processor time: other processes leave it alone. Exits 1 when 256 running requests cost more than the goal, or when the
+cost of a request at 1,024 is above that at 16 by more than the bound.
 """
 
 from __future__ import annotations
