@@ -38,7 +38,7 @@ from specbench.reports.gates import gates_exit_code
 from specbench.reports.identities import broken_identities
 from specbench.reports.report_files import Report, recompute
 from specbench.run_config import ReportConfig, RunConfig
-from specbench.run_directory import METRICS_FILE, REPORT_FILE, EventLog, Journal, RunDirectory
+from specbench.run_directory import METRICS_FILE, EventLog, Journal, RunDirectory
 
 FINGERPRINT_FILE = "fingerprint.json"
 ERROR_FILE = "error.json"
@@ -110,12 +110,12 @@ def resume(path: Path) -> Outcome:
 
 def score_again(path: Path, scorer: str) -> Outcome:
     """Another headline scorer, from the recorded texts."""
-    record, metrics = _rescored(path, scorer)
-    terminal.print_closing_table(record, metrics, record.notices, path / REPORT_FILE)
-    return Outcome("finished", 0, path, metrics)
+    record, report = _rescored(path, scorer)
+    terminal.print_closing_table(record, report.metrics, record.notices, report.reading_files)
+    return Outcome("finished", 0, path, report.metrics)
 
 
-def _rescored(path: Path, scorer: str) -> tuple[RunRecord, dict]:
+def _rescored(path: Path, scorer: str) -> tuple[RunRecord, Report]:
     """The run with another headline scorer, written."""
     directory = RunDirectory.open(path)
     record, log = directory.read_run(), directory.read_event_log()
@@ -125,7 +125,7 @@ def _rescored(path: Path, scorer: str) -> tuple[RunRecord, dict]:
     directory.write_tables(log)
     record.config["eval"]["scorer"] = scorer
     directory.write_run(record)
-    return record, recompute(path).metrics
+    return record, recompute(path)
 
 
 # ---- One run
@@ -162,7 +162,7 @@ def execute(
         directory.write_run(record)
         report = recompute(directory.path)
     metrics = report.metrics
-    terminal.print_closing_table(record, metrics, record.notices[len(plan.notices) :], directory.path / REPORT_FILE)
+    terminal.print_closing_table(record, metrics, record.notices[len(plan.notices) :], report.reading_files)
     return Outcome("finished", _exit_code(metrics) or _gates_exit_code(report), directory.path, metrics)
 
 
@@ -436,7 +436,7 @@ def _skip_if_done(plan: Plan, path: Path, invocation: Invocation) -> Outcome | N
         return None
     scorer = plan.config.eval.scorer
     if scorer is not None and scorer != record.config["eval"]["scorer"]:  # `specbench score` was here
-        metrics = _rescored(path, scorer)[1]
+        metrics = _rescored(path, scorer)[1].metrics
     commit = (
         "outside git"
         if record.commit is None

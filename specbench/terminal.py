@@ -106,7 +106,7 @@ class LiveProgress:
         self._progress.update(self._task, completed=self._num_done, speed=speed, refresh=True)
 
 
-def print_closing_table(run: RunRecord, metrics: dict, notices: Iterable[str], report: Path) -> None:
+def print_closing_table(run: RunRecord, metrics: dict, notices: Iterable[str], files: Iterable[Path]) -> None:
     """The headline figures of one run, the notices that have not been shown yet, and where the rest is."""
     rows = summary_rows(run, metrics)
     if sys.stdout.isatty():
@@ -116,7 +116,8 @@ def print_closing_table(run: RunRecord, metrics: dict, notices: Iterable[str], r
             print(f"{row.label:<33}{row.value}")
     for notice in notices:
         print(f"note: {notice}")
-    print(f"report: {report}")
+    for path in files:
+        print(f"report: {path}")
 
 
 def _drawn(rows: Iterable[SummaryRow]) -> Table:

@@ -213,13 +213,17 @@ def test_score_again_changes_the_headline_only(script: Script, config: RunConfig
 
 
 def test_report_comes_from_the_event_log(script: Script, config: RunConfig) -> None:
-    path = benchmark.run(config, INVOCATION).directory
+    """To the last digit, in every format of figures; no file that a report wrote is read again."""
+    formats = replace(config, report=replace(config.report, formats=("pr", "csv")))
+    path = benchmark.run(formats, INVOCATION).directory
     assert path is not None
-    before = (path / "metrics.json").read_text()
-    (path / "metrics.json").unlink()
-    (path / "report.md").unlink()
-    assert recompute(path).metrics == json.loads(before)
-    assert (path / "metrics.json").read_text() == before
+    names = ["metrics.json", "report.md", "report_pr.md", *(f"tables/{one.name}" for one in path.glob("tables/*"))]
+    before = {name: (path / name).read_bytes() for name in names}
+    assert len(before) > 10
+    for name in [*names, "journal.jsonl"]:
+        (path / name).unlink()
+    assert recompute(path).metrics == json.loads(before["metrics.json"])
+    assert {name: (path / name).read_bytes() for name in names} == before
 
 
 @pytest.mark.parametrize("name", ["inkling", "inkling_nano"])

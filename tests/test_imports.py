@@ -46,7 +46,7 @@ ONLY = {
 }
 ONLY_CLI = ("hydra", "omegaconf")
 #: Modules that must come without these, so that `--help` and every configuration error come at once.
-HEAVY = ("torch", "transformers", "datasets", "pandas", "pyarrow", "scipy")
+HEAVY = ("torch", "transformers", "datasets", "pandas", "pyarrow", "scipy", "matplotlib", "markdown_it")
 LIGHT = (
     "cli",
     "run_config",

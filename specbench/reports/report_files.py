@@ -108,6 +108,12 @@ class Report:
         return "\n".join(parts)
 
     @property
+    def reading_files(self) -> list[Path]:
+        """What there is to read in the run's directory, report.md last."""
+        written = (*self.run.config.get("report", {}).get("formats", ()), *ALWAYS)
+        return [self.directory / name for form, name in READING_FORMATS.items() if form in written]
+
+    @property
     def pull_request(self) -> str:
         """The short form: of the comparison where there is a baseline, else of the run."""
         if self.comparison is not None:
@@ -160,6 +166,8 @@ FORMATS: dict[str, Callable[[Report], dict[str, str | bytes]]] = {
 ALWAYS = ("json", "md")
 #: Of one file that reads well on a terminal.
 TEXT_FORMATS = ("md", "json", "pr")
+#: Of one file that a reader is told of.
+READING_FORMATS = {"pr": PULL_REQUEST_FILE, "html": HTML_FILE, "md": REPORT_FILE}
 #: Of several files.
 FOLDER_FORMATS = ("csv", "svg", "png")
 
