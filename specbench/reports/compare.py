@@ -85,4 +85,5 @@ def _pair(base: ComparedRun, new: ComparedRun) -> Pair:
 
 
 def _texts(base: ComparedRun, new: ComparedRun) -> TextComparison:
-    return compare_texts(base.columns.requests, base.samples, new.columns.requests, new.samples)
+    scorer = base.record.config["eval"]["scorer"]
+    return compare_texts(base.columns.requests, base.samples, new.columns.requests, new.samples, scorer)

@@ -17,6 +17,7 @@ from specbench.reports.compare_sections import comparison_sections, verdict_line
 from specbench.reports.compared_run import ComparedRun
 from specbench.reports.gates import GateResult
 from specbench.reports.table import ReportTable, Section
+from specbench.reports.text_difference import TextComparison
 
 
 def comparison_data(comparison: Comparison, gates: Sequence[GateResult] = ()) -> dict:
@@ -49,12 +50,16 @@ def _pair(pair: Pair) -> dict:
         "label": pair.new.label,
         "void": asdict(pair.grounds),
         "changes": [_change(change) for change in pair.changes.by_path.values()],
-        "texts": None if pair.texts is None else asdict(pair.texts),
+        "texts": None if pair.texts is None else _texts(pair.texts),
         "layout": None if pair.layout is None else asdict(pair.layout),
         "flips": None if answers is None else asdict(answers.flips),
         "decomposition": None if pair.decomposition is None else asdict(pair.decomposition),
         "same_token": None if pair.same_token is None else asdict(pair.same_token),
     }
+
+
+def _texts(texts: TextComparison) -> dict:
+    return {"compared": texts.compared, "identical": texts.identical, **asdict(texts)}
 
 
 def _change(change: Change) -> dict:

@@ -8,7 +8,9 @@ steps are others.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from specbench.reports.changes import Change, PairChanges
 from specbench.reports.comparability import differences_table
@@ -77,7 +79,21 @@ def comparison_sections(comparison: Comparison, gates: Sequence[GateResult] = ()
         Section("What differs", (differences_table(runs),)),
         Section("Runs", (_run_table(runs),)),
     ]
-    return [section for section in sections if section.blocks]
+    return _with_table_names_of_their_own([section for section in sections if section.blocks])
+
+
+def _with_table_names_of_their_own(sections: Iterable[Section]) -> list[Section]:
+    """The same sections, the tables of the second new run named `texts_2` and so on: names become file names."""
+    seen: Counter[str] = Counter()
+
+    def named(block: str | ReportTable) -> str | ReportTable:
+        if isinstance(block, str):
+            return block
+        seen[block.name] += 1
+        number = seen[block.name]
+        return block if number == 1 else replace(block, name=f"{block.name}_{number}")
+
+    return [replace(section, blocks=tuple(map(named, section.blocks))) for section in sections]
 
 
 def verdict_lines(comparison: Comparison) -> list[str]:
@@ -275,7 +291,7 @@ def _difference_table(changes: PairChanges, label: str) -> ReportTable:
     tested = [one for one in changes.by_path.values() if one.family is not None and not one.void]
     header = ("Figure", "Family", "Difference", "95% low", "95% high", "p", "p (Holm)", "Smallest visible", "Verdict")
     return ReportTable(
-        f"differences_{label}",
+        "differences",
         f"{label} against the base",
         header,
         tuple(map(_difference_row, tested)),
@@ -311,7 +327,7 @@ def _text_blocks(comparison: Comparison) -> Iterable[str | ReportTable]:
     for pair in comparison.pairs:
         if pair.texts is not None:
             yield f"{pair.new.label}: {text_sentence(pair.texts)}."
-            if (table := text_table(pair.texts, pair.new.label)) is not None:
+            if (table := text_table(pair.texts, comparison.base.label, pair.new.label)) is not None:
                 yield table
 
 

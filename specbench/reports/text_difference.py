@@ -20,30 +20,40 @@ from specbench.reports.table import Cell, ReportTable, text_cell
 
 #: (sample_id, turn, repeat)
 SampleKey = tuple[str, int, int]
-#: Differing samples that a report lists.
+#: Outputs that a report lists.
 NUM_LISTED = 10
 
 
 @dataclass(frozen=True, slots=True)
-class TextDifference:
-    """One sample whose outputs differ. Positions and lengths are in output tokens; in characters without token ids."""
+class Output:
+    """What one run wrote for a sample."""
+
+    #: In output tokens; in characters where a run has no token ids of the sample.
+    length: int
+    is_truncated: bool
+    #: As the headline scorer read it.
+    answer: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedOutput:
+    """The outputs of both runs for one sample."""
 
     sample_id: str
     turn: int
     repeat: int
-    first_difference_at: int
-    base_length: int
-    new_length: int
+    #: Index of the first token that differs or that only one has; None where the outputs are identical.
+    first_difference_at: int | None
+    base: Output
+    new: Output
 
 
 @dataclass(frozen=True, slots=True)
 class TextComparison:
     """Outputs of two runs, sample by sample."""
 
-    compared: int
-    identical: int
     #: In the order of the base run's samples.
-    differences: tuple[TextDifference, ...]
+    outputs: tuple[ComparedOutput, ...]
     #: In both runs, but failed or aborted in one of them.
     failed: int
     only_base: int
@@ -52,6 +62,18 @@ class TextComparison:
     as_characters: int
     #: Samples whose prompts differ, where both are known.
     different_prompts: int
+
+    @property
+    def compared(self) -> int:
+        return len(self.outputs)
+
+    @property
+    def differing(self) -> tuple[ComparedOutput, ...]:
+        return tuple(one for one in self.outputs if one.first_difference_at is not None)
+
+    @property
+    def identical(self) -> int:
+        return self.compared - len(self.differing)
 
     @property
     def is_identical(self) -> bool:
@@ -65,18 +87,15 @@ def compare_texts(
     base_samples: Sequence[SampleRecord],
     new_requests: Sequence[RequestRecord],
     new_samples: Sequence[SampleRecord],
+    scorer: str | None,
 ) -> TextComparison:
-    """Compare by (sample, turn, repeat)."""
+    """Compare by (sample, turn, repeat). `scorer` is the one whose reading of an answer is shown."""
     base, new = _by_key(base_samples), _by_key(new_samples)
     failed = _failed(base_requests) | _failed(new_requests)
     shared = [key for key in base if key in new]
     pairs = [(base[key], new[key]) for key in shared if key not in failed]
-    found = [(pair, _first_difference(*pair)) for pair in pairs]
-    differences = tuple(_difference(*pair, at) for pair, at in found if at is not None)
     return TextComparison(
-        compared=len(pairs),
-        identical=len(pairs) - len(differences),
-        differences=differences,
+        outputs=tuple(_compared(*pair, scorer) for pair in pairs),
         failed=len(shared) - len(pairs),
         only_base=len(base) - len(shared),
         only_new=len(new) - len(shared),
@@ -92,7 +111,7 @@ def text_sentence(texts: TextComparison) -> str:
     if texts.identical == texts.compared:
         parts = [f"Texts: **identical**, token by token, in all {count(texts.compared)} outputs compared"]
     else:
-        differing = count(len(texts.differences))
+        differing = count(len(texts.differing))
         parts = [f"Texts: **different** in {differing} of {count(texts.compared)} outputs compared token by token"]
     unseen = {
         "failed in either run": texts.failed,
@@ -104,29 +123,39 @@ def text_sentence(texts: TextComparison) -> str:
     return "; ".join([*parts, *(f"{count(number)} {what}" for what, number in unseen.items() if number)])
 
 
-def text_table(texts: TextComparison, label: str) -> ReportTable | None:
-    """The first few samples that differ; None where none does."""
-    if not texts.differences:
+def text_table(texts: TextComparison, base_label: str, new_label: str) -> ReportTable | None:
+    """The first few outputs, those that differ before those that do not; None where none was compared."""
+    if not texts.outputs:
         return None
-    listed = texts.differences[:NUM_LISTED]
-    rows = [
-        (
-            text_cell(one.sample_id),
-            *(
-                Cell(number, count(number))
-                for number in (one.turn, one.repeat, one.first_difference_at, one.base_length, one.new_length)
-            ),
-        )
-        for one in listed
-    ]
-    rest = len(texts.differences) - len(listed)
+    listed = sorted(texts.outputs, key=lambda one: one.first_difference_at is None)[:NUM_LISTED]
+    rest = texts.compared - len(listed)
     return ReportTable(
         name="texts",
-        title=f"Texts that differ, {label}",
-        header=("Sample", "Turn", "Repeat", "First difference at", "Base length", "New length"),
-        rows=tuple(rows),
+        title=f"Outputs, {new_label} against {base_label}",
+        header=("Sample", "Turn", "Repeat", base_label, new_label, "Token by token"),
+        rows=tuple(map(_row, listed)),
+        num_text_columns=6,
         notes=(f"{count(rest)} more are in the JSON form of this comparison.",) if rest else (),
     )
+
+
+def _row(one: ComparedOutput) -> tuple[Cell, ...]:
+    at = one.first_difference_at
+    verdict = "identical" if at is None else f"first difference at {count(at)}"
+    return (
+        text_cell(one.sample_id),
+        *(Cell(number, count(number)) for number in (one.turn, one.repeat)),
+        *(Cell(output.length, _summary(output)) for output in (one.base, one.new)),
+        Cell(at, verdict),
+    )
+
+
+def _summary(output: Output) -> str:
+    """`4,709 tokens, answer 70`, `16,384 tokens (hit the limit)`"""
+    length = f"{count(output.length)} tokens"
+    if output.is_truncated:
+        return f"{length} (hit the limit)"
+    return length if output.answer is None else f"{length}, answer {output.answer}"
 
 
 def _by_key(samples: Sequence[SampleRecord]) -> dict[SampleKey, SampleRecord]:
@@ -167,10 +196,17 @@ def _first_character(base: str, new: str) -> int | None:
     return next((index for index in range(shorter) if base[index] != new[index]), shorter)
 
 
-def _difference(base: SampleRecord, new: SampleRecord, at: int) -> TextDifference:
+def _compared(base: SampleRecord, new: SampleRecord, scorer: str | None) -> ComparedOutput:
     has_ids = _has_token_ids(base, new)
-    lengths = [len(sample.output_token_ids if has_ids else sample.output_text) for sample in (base, new)]
-    return TextDifference(base.sample_id, base.turn, base.repeat, at, *lengths)
+    outputs = [
+        Output(
+            length=len(sample.output_token_ids if has_ids else sample.output_text),
+            is_truncated=sample.is_truncated,
+            answer=None if scorer is None else sample.extracted.get(scorer),
+        )
+        for sample in (base, new)
+    ]
+    return ComparedOutput(base.sample_id, base.turn, base.repeat, _first_difference(base, new), *outputs)
 
 
 def _prompts_differ(base: SampleRecord, new: SampleRecord) -> bool:

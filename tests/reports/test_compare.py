@@ -12,13 +12,13 @@ import pytest
 from specbench.records import DataIdentity, ModelIdentity, OutputCheck, RunRecord
 from specbench.reports.compare import Comparison, compare
 from specbench.reports.compare_data import comparison_data
-from specbench.reports.compare_sections import comparison_markdown, verdict_lines
+from specbench.reports.compare_sections import comparison_markdown, comparison_sections, verdict_lines
 from specbench.reports.compared_run import ComparedRun, compared_run, run_of_log
 from specbench.reports.metrics import metrics_of
 from specbench.reports.repeat_speed import speed_by_repeat
 from specbench.reports.side_by_side import benchmark_table, category_table, latency_table
 from specbench.reports.statistics import holm
-from specbench.reports.table import ReportTable
+from specbench.reports.table import ReportTable, tables_of
 from specbench.run_directory import EventLog
 from tests.reports.event_logs import log_of_accepted, make_request, make_run, make_sample, make_step, simulate
 from tests.reports.simulated_runs import draft_hits, drafted_run
@@ -79,6 +79,14 @@ def test_three_runs_have_a_difference_each() -> None:
     table = benchmark_table(found.runs, found.changes)
     assert table.header == ("Metric", "mtp4 #1", "mtp4 #2", "mtp4 #3", "Δ mtp4 #2", "Δ mtp4 #3")
     assert cells(table)["Acceptance length"] == ["3.00", "5.00", "1.00", "+66.7%", "-66.7%"]
+
+
+def test_every_table_has_a_name_that_a_file_can_have() -> None:
+    found = compare([run(better_log(seed, 0.5)) for seed in (1, 2, 3)])
+    names = [table.name for table in tables_of(comparison_sections(found))]
+    assert len(set(names)) == len(names)
+    assert {"differences", "differences_2"} <= set(names)
+    assert all(re.fullmatch(r"[a-z0-9_]+", name) for name in names)
 
 
 def test_labels_name_the_setting_that_tells_runs_apart() -> None:

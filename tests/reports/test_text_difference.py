@@ -20,15 +20,14 @@ def requests(count: int, *failed: int) -> list[RequestRecord]:
 
 
 def compared(base: list[SampleRecord], new: list[SampleRecord], *failed: int) -> TextComparison:
-    return compare_texts(requests(len(base)), base, requests(len(new), *failed), new)
+    return compare_texts(requests(len(base)), base, requests(len(new), *failed), new, "official")
 
 
 def test_identical_whatever_holds_the_tokens() -> None:
     found = compared(samples([1, 2], [3]), samples(array("i", [1, 2]), array("i", [3])))
-    assert (found.compared, found.identical, found.differences) == (2, 2, ())
+    assert (found.compared, found.identical, found.differing) == (2, 2, ())
     assert found.is_identical
     assert text_sentence(found) == "Texts: **identical**, token by token, in all 2 outputs compared"
-    assert text_table(found, "new") is None
 
 
 @pytest.mark.parametrize(
@@ -37,8 +36,8 @@ def test_identical_whatever_holds_the_tokens() -> None:
 )
 def test_the_first_difference(base: list[int], new: list[int], at: int) -> None:
     found = compared(samples(base, [9], text=""), samples(new, [9], text=""))
-    (difference,) = found.differences
-    assert (difference.first_difference_at, difference.base_length, difference.new_length) == (at, len(base), len(new))
+    (one,) = found.differing
+    assert (one.first_difference_at, one.base.length, one.new.length) == (at, len(base), len(new))
     assert text_sentence(found) == "Texts: **different** in 1 of 2 outputs compared token by token"
 
 
@@ -53,7 +52,7 @@ def test_without_token_ids_characters_are_compared() -> None:
     base = [make_sample("s0", 1.0, output_token_ids=[], output_text="abc")]
     new = [make_sample("s0", 1.0, output_token_ids=[7], output_text="abd")]
     found = compared(base, new)
-    assert found.differences[0].first_difference_at == 2
+    assert found.differing[0].first_difference_at == 2
     assert found.as_characters == 1
 
 
@@ -68,14 +67,31 @@ def test_other_prompts_are_counted() -> None:
 def test_turns_and_repeats_are_told_apart() -> None:
     base = [make_sample("s0", 1.0, turn=turn, output_token_ids=[turn]) for turn in range(2)]
     asked = [make_request(f"t{turn}", sample_id="s0", turn=turn) for turn in range(2)]
-    assert compare_texts(asked, base, asked, list(reversed(base))).is_identical
+    assert compare_texts(asked, base, asked, list(reversed(base)), None).is_identical
 
 
-def test_only_the_first_few_are_listed() -> None:
-    found = compared(samples(*([index] for index in range(12))), samples(*([99] for _ in range(12))))
-    table = text_table(found, "new")
+def test_only_the_first_few_are_listed_and_those_that_differ_first() -> None:
+    base = [[index] for index in range(12)]
+    new = [[99 if index == 11 else index] for index in range(12)]
+    table = text_table(compared(samples(*base), samples(*new)), "base", "new")
     assert table is not None
-    assert len(table.rows) == 10 and table.notes == ("2 more are in the JSON form of this comparison.",)
+    assert [row[0].text for row in table.rows] == ["s11", *(f"s{index}" for index in range(9))]
+    assert table.notes == ("2 more are in the JSON form of this comparison.",)
+
+
+def test_outputs_as_a_pull_request_lists_them() -> None:
+    """Length, and how it ended: at the limit or with an answer."""
+    cut = make_sample("cut", None, output_token_ids=range(16384), is_truncated=True)
+    ended = make_sample("ended", 1.0, output_token_ids=range(4709), extracted={"official": "70"})
+    asked = [make_request("cut", finish_reason="length"), make_request("ended")]
+    found = compare_texts(asked, [cut, ended], asked, [cut, ended], "official")
+    table = text_table(found, "main", "this branch")
+    assert table is not None
+    assert table.header[3:] == ("main", "this branch", "Token by token")
+    assert [[cell.text for cell in row[3:]] for row in table.rows] == [
+        ["16,384 tokens (hit the limit)", "16,384 tokens (hit the limit)", "identical"],
+        ["4,709 tokens, answer 70", "4,709 tokens, answer 70", "identical"],
+    ]
 
 
 def test_nothing_to_compare() -> None:
