@@ -142,13 +142,13 @@ def _pair_lines(base: ComparedRun, pair: Pair, is_named: bool) -> list[str]:
     lines = [_text_line(base, pair), None if pair.layout is None else pair.layout.sentence]
     if pair.grounds.model is None:
         lines += [
+            _change_line("Accuracy", changes[ACCURACY.path], pair),
             _drafts_line(base, pair),
+            _speed_line(base, pair, changes[OUTPUT_THROUGHPUT.path]),
             _position_0_line(pair),
             None
             if pair.same_token is None
             else f"Same tokens: {same_token_sentence(pair.same_token).removesuffix('.')}",
-            _change_line("Accuracy", changes[ACCURACY.path], pair),
-            _speed_line(base, pair, changes[OUTPUT_THROUGHPUT.path]),
         ]
     prefix = f"{pair.new.label}: " if is_named else ""
     return [f"{prefix}{line}" for line in lines if line is not None]
