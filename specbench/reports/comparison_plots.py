@@ -13,7 +13,16 @@ from specbench.records import RequestRecord
 from specbench.reports.compared_run import ComparedRun
 from specbench.reports.latency import end_to_end, is_completed, time_per_output_token, time_to_first_token
 from specbench.reports.plot_style import Plot, series_looks, style
-from specbench.reports.plots import half_widths, legend_above, milliseconds_axis, new_figures, or_nan, share_at_most
+from specbench.reports.plots import (
+    PERCENT_TOP,
+    half_widths,
+    legend_above,
+    milliseconds_axis,
+    new_figures,
+    or_nan,
+    share_at_most,
+    whole_numbers,
+)
 
 _Seconds = Callable[[Sequence[RequestRecord]], np.ndarray]
 _LATENCIES: dict[str, _Seconds] = {"TTFT": time_to_first_token, "TPOT": time_per_output_token, "E2EL": end_to_end}
@@ -43,9 +52,9 @@ def _positions(runs: Sequence[ComparedRun]) -> Plot | None:
                 at, 100 * rates, yerr=100 * np.array(error).T, capsize=2, label=run.label, **series_looks(index)
             )
         axes.set_ylabel(label)
-        axes.set_ylim(0, 100)
+        axes.set_ylim(0, PERCENT_TOP)
     panels[1].set_xlabel("Position of the draft")
-    panels[1].xaxis.get_major_locator().set_params(integer=True)
+    whole_numbers(panels[1], max(len(run.metrics["acceptance"]["per_position"]) for _, run in drafted))
     legend_above(panels[0])
     caption = "Acceptance by position of each run; bars are its own 95 % intervals, not those of a difference."
     return Plot("positions_of_runs", "Acceptance by position", caption, "Acceptance given the previous step", figure)

@@ -35,6 +35,8 @@ MAX_NUMBERED_POSITIONS = 12
 #: Spans of time: at most so many, and enough steps in each that an empty one means a pause.
 MAX_TIME_BINS, STEPS_A_TIME_BIN = 120, 8
 NUM_CATEGORIES = 30
+#: Above 100 %, so that marks at 100 % are whole.
+PERCENT_TOP = 103
 
 _Draw = Callable[[], Plot | None]
 
@@ -68,8 +70,8 @@ def acceptance_by_position(metrics: dict) -> Plot | None:
         _points(axes, index, acceptance[key], [metrics["intervals"].get(path) for path in paths], label)
     axes.set_xlabel("Position of the draft")
     axes.set_ylabel("Accepted (%)")
-    axes.set_xticks(range(len(acceptance["per_position"])))
-    axes.set_ylim(0, 100)
+    whole_numbers(axes, len(acceptance["per_position"]))
+    axes.set_ylim(0, PERCENT_TOP)
     legend_above(axes)
     caption = "Acceptance by position, of all drafts and given the previous position; bars are 95 % intervals."
     return Plot("acceptance_by_position", "Acceptance by position", caption, "Acceptance by position", figure)
@@ -85,7 +87,7 @@ def accepted_histogram(metrics: dict) -> Plot | None:
     bars = axes.bar(range(len(steps)), share, color=SERIES[0], width=0.8)
     if len(steps) <= MAX_NUMBERED_POSITIONS + 1:
         axes.bar_label(bars, [f"{one:.1f}" for one in share], padding=2, color=INK, fontsize=8)
-        axes.set_xticks(range(len(steps)))
+    whole_numbers(axes, len(steps))
     axes.set_xlabel("Drafts accepted by a step")
     axes.set_ylabel("Share of steps (%)")
     axes.grid(visible=False, axis="x")
@@ -105,13 +107,13 @@ def acceptance_given_previous(metrics: dict) -> Plot | None:
         return None
     rates = np.array([or_nan(bucket["per_position_conditional"]) for bucket in buckets])
     reached = np.array([bucket["reached_position"] for bucket in buckets])
-    figure, axes = new_figure(height=1.2 + 0.32 * len(buckets))
+    figure, axes = new_figure(height=max(HEIGHT, 1.2 + 0.32 * min(len(buckets), 20)))
     # Brightness alone carries the value, so it reads without colour.
     image = axes.pcolormesh(rates, cmap="cividis", vmin=0, vmax=1)
     axes.invert_yaxis()
-    axes.set_xticks(np.arange(rates.shape[1]) + 0.5, [str(position) for position in range(rates.shape[1])])
-    labels = [_previous_label(bucket["previous"]) for bucket in buckets]
-    axes.set_yticks(np.arange(len(buckets)) + 0.5, labels)
+    columns, rows = _ticks(rates.shape[1]), _ticks(len(buckets))
+    axes.set_xticks(columns + 0.5, [str(position) for position in columns])
+    axes.set_yticks(rows + 0.5, [_previous_label(buckets[row]["previous"]) for row in rows])
     axes.set_xlabel("Position of the draft")
     axes.set_ylabel("Accepted by the previous step")
     axes.grid(visible=False)
@@ -303,6 +305,11 @@ def _number_cells(axes: Axes, rates: np.ndarray, reached: np.ndarray) -> None:
         axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", color=color, fontsize=8)
 
 
+def _ticks(num: int) -> np.ndarray:
+    """At most twenty or so of 0 .. num - 1, evenly apart."""
+    return np.arange(0, num, -(-num // 20))
+
+
 def _previous_label(previous: int | None) -> str:
     return {None: "no previous step", -1: "nothing drafted"}.get(previous, str(previous))
 
@@ -320,7 +327,15 @@ def milliseconds_axis(axes: Axes) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_ylim(0, 101)
+    axes.set_ylim(0, PERCENT_TOP)
+
+
+def whole_numbers(axes: Axes, num: int) -> None:
+    """An x axis of 0 .. num - 1, every one of them where they are few."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True, min_n_ticks=1))
+    axes.set_xlim(-0.6, num - 0.4)
 
 
 def legend_above(axes: Axes) -> None:

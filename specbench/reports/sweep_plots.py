@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from specbench.reports.plot_style import FAINT, INK, Plot, series_looks, style
-from specbench.reports.plots import HEIGHT, half_widths, legend_above, new_figure, new_figures
+from specbench.reports.plots import HEIGHT, PERCENT_TOP, half_widths, legend_above, new_figure, new_figures
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +80,7 @@ def acceptance_against_k(points: Sequence[SweepPoint]) -> Plot | None:
         panels[0].set_ylabel("Acceptance length")
         panels[0].set_ylim(bottom=1)
         panels[1].set_ylabel("Acceptance rate (%)")
-        panels[1].set_ylim(0, 100)
+        panels[1].set_ylim(0, PERCENT_TOP)
         panels[1].set_xlabel("Drafts a step (k)")
         panels[1].xaxis.get_major_locator().set_params(integer=True)
         legend_above(panels[0])

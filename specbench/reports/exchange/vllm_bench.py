@@ -117,7 +117,7 @@ def export_vllm(report: Report) -> dict:
         "label": f"{run_title(run)}, {run.acceptance_source}",
         "model_id": model_title(run.model),
         "tokenizer_id": run.model.path or run.model.ran,
-        "num_prompts": len(requests),
+        "num_prompts": sum(metrics["requests"][state] for state in ("completed", "failed", "aborted")),
         "request_rate": "inf",
         "burstiness": 1.0,
         "max_concurrency": run.config.get("load", {}).get("concurrency"),
@@ -134,8 +134,8 @@ def _totals(metrics: dict, requests: Sequence[RequestRecord]) -> dict:
         **{theirs: metrics["throughput"][ours] for theirs, ours in _THROUGHPUT.items()},
         "completed": metrics["requests"]["completed"],
         "failed": metrics["requests"]["failed"] + metrics["requests"]["aborted"],
-        "total_input_tokens": sum(request.num_prompt_tokens for request in completed),
-        "total_output_tokens": sum(request.num_output_tokens for request in completed),
+        "total_input_tokens": sum(request.num_prompt_tokens for request in completed) if requests else None,
+        "total_output_tokens": sum(request.num_output_tokens for request in completed) if requests else None,
         "request_goodput": None,
     }
 
