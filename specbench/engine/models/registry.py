@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -128,13 +127,6 @@ def target_cache_groups(checkpoint: Checkpoint, dtype: str) -> tuple[CacheGroupS
     """What `build_model` would register, before anything is loaded."""
     config = load_model_config(checkpoint)
     return FAMILIES[config.architecture].target_cache_groups(config, _ELEMENT_SIZES[dtype])
-
-
-def num_target_weights(checkpoint: Checkpoint) -> int:
-    """Numbers in all tensors that `build_model` reads."""
-    config = load_model_config(checkpoint)
-    required = FAMILIES[config.architecture].expected_tensors(config, 0).required
-    return sum(math.prod(shape) for shape in required.values())
 
 
 def module_cache_groups(

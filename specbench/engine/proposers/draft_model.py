@@ -29,8 +29,8 @@ from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadat
 from specbench.engine.models.registry import (
     build_model,
     load_model_config,
-    num_target_weights,
     target_cache_groups,
+    weight_bytes,
 )
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
@@ -91,8 +91,9 @@ class DraftModel:
                 replace(group, name=draft_name(group), owner="draft", num_draft_slots=self.k) for group in own_groups
             ),
             num_prompt_lookahead=0,
-            fixed_bytes=num_target_weights(self.checkpoint) * own_groups[0].element_size,
+            fixed_bytes=0,
             has_draft_logits=True,
+            weight_bytes=weight_bytes(self.checkpoint, self.config.dtype, num_modules=0)[0],
         )
 
     def load(self, target: TargetModel) -> None:

@@ -99,14 +99,16 @@ def test_a_shorter_context_of_the_draft_ends_the_drafts_and_nothing_else(
     assert run_and_check_drafts(engine_with(short, tiny_folder, 4), requests[:2], up_to_the_limit) > 10
 
 
-@pytest.mark.parametrize("depth", [0, 1])
-@pytest.mark.parametrize("k", [1, 2, 3, 8])
+@pytest.mark.parametrize(
+    ("k", "depth"),
+    [(1, 1), (2, 0), (3, 1), (8, 0), *(pytest.param(k, 1 - k % 2, marks=pytest.mark.slow) for k in (2, 8))],
+)
 def test_output_equals_plain_decoding(tiny_folder: Path, draft_folder: Path, k: int, depth: int):
     prompts = ragged_prompts(8, seed=0)
-    requests = [token_request(f"r{i}", prompt, 20) for i, prompt in enumerate(prompts[:6])]
-    requests += [token_request(f"s{i}", p, 20, temperature=0.9, seed=1) for i, p in enumerate(prompts[6:])]
+    requests = [token_request(f"r{i}", prompt, 16) for i, prompt in enumerate(prompts[:4])]
+    requests += [token_request(f"s{i}", p, 16, temperature=0.9, seed=1) for i, p in enumerate(prompts[4:6])]
     plain = outputs(make_engine(tiny_folder), requests)
-    for budget, concurrency in ((256, 8), (11, 3), (2, 1)):
+    for budget, concurrency in ((256, 8), (11, 3)):
         engine = engine_with(
             draft_folder,
             tiny_folder,
@@ -138,7 +140,7 @@ def test_its_caches_are_declared(tiny_folder: Path, draft_folder: Path):
     # Two global layers of 2 x 2 heads and a windowed one of 2 x 4, 16 wide each; three layers' convolution inputs.
     streams = 2 * (2 * 2 * 16) + 2 * 4 * 16 + 2 * (2 * 2 * 16) + 2 * 4 * 16 + 3 * 2 * 32
     assert requirements.cache_bytes_per_token == 4 * streams
-    assert requirements.fixed_bytes == 4 * sum(tensor.numel() for tensor in Oracle(draft_folder).weights.values())
+    assert requirements.weight_bytes == 4 * sum(tensor.numel() for tensor in Oracle(draft_folder).weights.values())
 
 
 def test_another_vocabulary_is_refused(tiny_folder: Path, tmp_path: Path):
