@@ -56,8 +56,9 @@ def test_the_packaged_model_drafts_for_itself_and_says_so(tmp_path: Path) -> Non
     plan = prepare(config(tmp_path), is_sweep=False)
     assert plan.engine_config.draft_checkpoint == str(PACKAGED_CHECKPOINT)
     assert any("drafts for itself" in notice for notice in plan.notices)
-    memory = plan.plan_caches()
-    assert memory.cache_bytes("draft") == memory.cache_bytes("target")
+    memory = plan.plan_memory()
+    assert memory.kv_bytes_per_token("draft") == memory.kv_bytes_per_token("target")
+    assert memory.lines["draft_weights"] == memory.lines["target_weights"]
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
