@@ -28,7 +28,7 @@ from specbench.reports.health_check import (
     judged,
     not_checked,
 )
-from specbench.reports.known_acceptance import known_acceptance
+from specbench.reports.known_acceptance import is_one_module, known_acceptance
 from specbench.reports.number_format import count, decimal, percent
 from specbench.reports.request_spread import request_spread
 
@@ -118,6 +118,8 @@ def _first_only(evidence: Evidence) -> Finding:
         return too_few
     if evidence.k < 2:
         return not_checked("one draft a step has no deeper position")
+    if is_one_module(evidence.run, evidence.k):
+        return not_checked("one module drafts at every depth: spec.modules=single")
     joint = evidence.all_drafts
     first, second = joint.given_the_previous(0), joint.given_the_previous(1)
     if second.total < MIN_DRAFTS:

@@ -14,8 +14,8 @@ from specbench.records import RunRecord
 _INKLING = "inkling-nvfp4"
 _PULL_REQUEST = "vLLM pull request 48892"
 #: Hashes of the packaged checkpoint and its problems: other weights or problems are not what was measured.
-_NANO = "507f0ea404e765eab7a162efded9d62c75926c4e1b2844d9983831326f06a17e"
-_NANO_PROBLEMS = "e6b424afe9e5fe40e2fccc25aa05c1246ba2403c6475b6ba47dcf10d4c83cd8c"
+NANO_CHECKPOINT = "507f0ea404e765eab7a162efded9d62c75926c4e1b2844d9983831326f06a17e"
+NANO_PROBLEMS = "e6b424afe9e5fe40e2fccc25aa05c1246ba2403c6475b6ba47dcf10d4c83cd8c"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def _published(data: str, drafts: int, percentages: tuple[float, ...]) -> KnownA
 def _of_nano(drafts: int, *accepted_at_position: int) -> KnownAcceptance:
     """specbench +model=inkling_nano spec=mtpK eval.num_samples=320"""
     source = "measured of the packaged checkpoint over its 320 problems"
-    return KnownAcceptance(source, _NANO, _NANO_PROBLEMS, drafts, accepted_at_position, is_same_text=True)
+    return KnownAcceptance(source, NANO_CHECKPOINT, NANO_PROBLEMS, drafts, accepted_at_position, is_same_text=True)
 
 
 _KNOWN = (
@@ -76,11 +76,17 @@ _KNOWN = (
 
 def known_acceptance(run: RunRecord, k: int) -> KnownAcceptance | None:
     """What is known of such a run; None where nothing is, or where it was not greedy."""
-    if run.config.get("sampling", {}).get("temperature") != 0:
+    is_greedy = run.config.get("sampling", {}).get("temperature") == 0
+    if not is_greedy or run.config["spec"]["method"] != "mtp" or is_one_module(run, k):
         return None
     models, data = {run.model.ran.lower(), run.model.sha256}, {run.data.name, run.data.sha256}
     found = (one for one in _KNOWN if one.k == k and one.model in models and one.data in data)
     return next((one for one in found if not one.is_same_text or _is_bare(run)), None)
+
+
+def is_one_module(run: RunRecord, k: int) -> bool:
+    """Whether one module drafts at every depth, by the run's own setting."""
+    return k > 1 and run.config["spec"].get("modules") == "single"
 
 
 def _is_bare(run: RunRecord) -> bool:

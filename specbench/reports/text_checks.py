@@ -67,8 +67,9 @@ def _accepted(evidence: Evidence, chosen: np.ndarray) -> SampleRatio:
 
 
 def _real_text(evidence: Evidence) -> Finding:
-    if evidence.no_drafts is not None:
-        return not_checked(evidence.no_drafts)
+    """Acceptance that another tool gave in sum is judged too."""
+    if not evidence.metrics["acceptance"]["drafts"]:
+        return not_checked("no acceptance is reported")
     sampling, spec = evidence.run.config.get("sampling", {}), evidence.run.config["spec"]
     distinct, num_prompts = _distinct_share(evidence)
     reasons = []
@@ -83,7 +84,7 @@ def _real_text(evidence: Evidence) -> Finding:
     numbers = {"distinct_share": distinct, "prompts": num_prompts}
     if reasons:
         return judged(True, "; ".join(reasons), numbers)
-    if "ignore_eos" not in sampling:
+    if sampling.get("ignore_eos") is None:
         return not_checked("the run's settings do not say whether texts were cut off at their end")
     looked_at = "no prompt was long enough to look at" if distinct is None else (
         f"{percent(distinct)} of a prompt's tokens are distinct (median of {count(num_prompts)})"

@@ -13,7 +13,7 @@ from specbench.records import DataIdentity, ModelIdentity, OutputCheck, RunRecor
 from specbench.reports.clusters import MIN_SAMPLES, Moments, SampleRatio, combination, slope
 from specbench.reports.diagnosis import CHECKS
 from specbench.reports.health_section import health_section, health_sentence
-from specbench.reports.known_acceptance import _NANO, _NANO_PROBLEMS, KnownAcceptance, known_acceptance
+from specbench.reports.known_acceptance import NANO_CHECKPOINT, NANO_PROBLEMS, KnownAcceptance, known_acceptance
 from specbench.reports.metrics import compute_metrics
 from specbench.reports.table import section_markdown
 from specbench.reports.token_table import pack_tokens
@@ -186,6 +186,12 @@ def test_ignore_eos_random_data_and_synthetic_acceptance():
     random_data = sampling()
     random_data.data = DataIdentity("random", None, None, None, False)
     assert status(log, "real_text", random_data) == "warning"
+    imported = sampling(ignore_eos=None)
+    imported.data, imported.acceptance_source = random_data.data, "vllm bench serve"
+    imported.reported_metrics = {"acceptance": {"drafts": 1000}}
+    assert status(EventLog(log.requests), "real_text", imported) == "warning"
+    imported.data = GSM8K
+    assert status(EventLog(log.requests), "real_text", imported) == "not_checked"  # it does not say whether texts ended
     synthetic = sampling()
     synthetic.config["spec"]["rejection_sample_method"] = "synthetic"
     assert status(log, "real_text", synthetic) == "warning"
@@ -220,8 +226,8 @@ def known_run(data: DataIdentity, model: ModelIdentity, **eval_changes: object) 
     return run
 
 
-NANO = ModelIdentity("inkling", "inkling-nano", "/m", None, _NANO, True, 5_800_000, 8)
-PROBLEMS = DataIdentity("nano_problems", "/d", None, _NANO_PROBLEMS, True, 60)
+NANO = ModelIdentity("inkling", "inkling-nano", "/m", None, NANO_CHECKPOINT, True, 5_800_000, 8)
+PROBLEMS = DataIdentity("nano_problems", "/d", None, NANO_PROBLEMS, True, 60)
 INKLING = ModelIdentity("inkling", "Inkling-NVFP4", "/m", None, "a1", False, None, 8)
 GSM8K = DataIdentity("gsm8k", "/d", None, "b2", False, 60)
 
@@ -260,13 +266,16 @@ def test_nothing_is_known_of_other_weights_data_prompts_or_sampling():
     warm.config["sampling"]["temperature"] = 1.0
     assert known_acceptance(warm, 8) is None
     assert known_acceptance(known_run(PROBLEMS, NANO), 9) is None
+    single = known_run(PROBLEMS, NANO)
+    single.config["spec"]["modules"] = "single"
+    assert known_acceptance(single, 8) is None
 
 
 def test_the_packaged_model_and_problems_are_those_that_figures_are_known_of():
     from specbench.engine.checkpoints.checkpoint import Checkpoint
     from specbench.model_choice import PACKAGED_CHECKPOINT
 
-    assert Checkpoint.open(PACKAGED_CHECKPOINT).sha256() == _NANO
+    assert Checkpoint.open(PACKAGED_CHECKPOINT).sha256() == NANO_CHECKPOINT
 
 
 def test_deeper_positions_collapse():
@@ -300,6 +309,9 @@ def test_first_module_at_every_depth():
     assert status(drafted([0.9, 0.1, 0.9, 0.9], 200, 60), "first_module_only") == "ok"  # depth 2 works: no copy
     assert status(drafted([0.9, 0.42, 0.4, 0.4]), "first_module_only") == "ok"  # no cliff beyond chance
     assert status(drafted([0.02, 0.1, 0.1, 0.1], 20, 10), "first_module_only") == "not_checked"
+    single = make_run(4)
+    single.config["spec"]["modules"] = "single"
+    assert status(drafted(copied, num_steps=60), "first_module_only", single) == "not_checked"  # as it was asked
 
 
 def test_position_0_after_full_acceptance():
