@@ -135,3 +135,63 @@ def test_files_that_are_refused(tmp_path: Path, text: str, message: str):
         RecordedOutputs.read(file)
     with pytest.raises(UserError, match="cannot be read"):
         RecordedOutputs.read(tmp_path / "missing.jsonl")
+
+
+def stopped(text: list[int], cap: int, stop_id: int | None) -> tuple[list[int], str]:
+    """Plain decoding's end of a text: walked token by token, a stop before the cap."""
+    for index, token in enumerate(text[:cap]):
+        if token == stop_id:
+            return text[: index + 1], "stop"
+    return text[:cap], "length"
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("k", [1, 4, 8])
+def test_stops_and_caps_at_every_place_of_a_block(
+    tiny_folder: Path, requests: list, plain: dict, drafts: str, k: int, depth: int
+):
+    """Every draft is accepted, so blocks reach behind caps and stops: both alone, and both in one block either way."""
+    text, prompt = plain["r0"], requests[0].prompt_token_ids
+    cases = [(cap, None) for cap in range(1, k + 5)]
+    cases += [(cap, at) for at in range(1, k + 4) for cap in (at, at + 1, at + 2, 40)]
+    wanted = [
+        token_request(f"c{i}", prompt, cap, stop_token_ids=() if at is None else (text[at],))
+        for i, (cap, at) in enumerate(cases)
+    ]
+    results = run_stub(tiny_folder, k, wanted, drafts=drafts, accepted_counts=(k,), pipeline_depth=depth)
+    num_discarded = 0
+    for result, (cap, at) in zip((results[request.request_id] for request in wanted), cases, strict=True):
+        tokens, reason = stopped(text, cap, None if at is None else text[at])
+        assert (result.output_token_ids, result.record.finish_reason) == (tokens, reason), (cap, at)
+        assert result.record.num_output_tokens == len(tokens) == 1 + sum(s.num_emitted for s in result.verify_steps)
+        assert all(step.num_accepted == step.num_drafted for step in result.verify_steps)
+        num_discarded += sum(step.num_discarded for step in result.verify_steps)
+    assert num_discarded > 0
+
+
+@pytest.mark.parametrize("k", [4, 8])
+def test_trimming_verifies_no_draft_behind_the_cap(tiny_folder: Path, requests: list, plain: dict, drafts: str, k: int):
+    for cap in range(1, k + 4):
+        request = token_request("r", requests[0].prompt_token_ids, cap)
+        result = run_stub(tiny_folder, k, [request], drafts=drafts, accepted_counts=(k,), trim_to_max_tokens=True)["r"]
+        assert result.output_token_ids == plain["r0"][:cap]
+        assert sum(step.num_discarded for step in result.verify_steps) == 0
+        emitted = 1
+        for step in result.verify_steps:
+            assert step.num_drafted == min(k, cap - emitted - 1)
+            emitted += step.num_emitted
+
+
+@pytest.mark.parametrize("k", [3, 8])
+def test_no_draft_is_verified_behind_the_context(tiny_folder: Path, requests: list, plain: dict, drafts: str, k: int):
+    prompt = requests[0].prompt_token_ids
+    max_model_len = len(prompt) + 20
+    request = token_request("r", prompt, 1000)
+    result = run_stub(tiny_folder, k, [request], drafts=drafts, accepted_counts=(k, 0, 1), max_model_len=max_model_len)[
+        "r"
+    ]
+    assert (result.output_token_ids, result.record.finish_reason) == (plain["r0"][:20], "length")
+    num_tokens = len(prompt) + 1
+    for step in result.verify_steps:
+        assert step.num_drafted == min(k, max_model_len - num_tokens)
+        num_tokens += step.num_emitted
