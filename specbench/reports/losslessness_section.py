@@ -6,7 +6,7 @@ Belongs here: the section's words and its table. Does not belong here: the tests
 from __future__ import annotations
 
 from specbench.records import LosslessnessCell, LosslessnessCheck
-from specbench.reports.number_format import NOT_MEASURED, count
+from specbench.reports.number_format import NOT_MEASURED, count, percent
 from specbench.reports.table import Cell, ReportTable, Section, text_cell
 
 _STATUS_WORDS = {
@@ -35,6 +35,11 @@ def losslessness_sentence(check: LosslessnessCheck) -> str:
         return f"{_STATUS_WORDS[check.status]}: {check.reason}"
     words = _STATUS_WORDS[check.status]
     return f"{words} in {count(len(check.cells))} {'test' if len(check.cells) == 1 else 'tests'}"
+
+
+def losslessness_lines(check: LosslessnessCheck | None) -> list[str]:
+    """One line of a verdict; none where no plain side ran."""
+    return [] if check is None else [f"Losslessness: {losslessness_sentence(check)}"]
 
 
 def losslessness_metrics(check: LosslessnessCheck | None) -> dict:
@@ -88,8 +93,11 @@ def _detectable(cell: LosslessnessCell) -> str:
     if cell.p_value is None:
         return NOT_MEASURED
     if cell.detectable is None:
-        return f"nothing with a probability of 90% ({cell.detectable_unit})"
-    return f"{cell.detectable:.3g} ({cell.detectable_unit}) with a probability of 90%"
+        return f"no {cell.detectable_unit}, with a probability of 90%"
+    assert cell.detectable_unit is not None
+    is_share = cell.detectable_unit.startswith("share of ")
+    size = f"{percent(cell.detectable)} of" if is_share else f"{cell.detectable:.3g}"
+    return f"{size} {cell.detectable_unit.removeprefix('share of ')}, with a probability of 90%"
 
 
 def _differences_table(check: LosslessnessCheck) -> ReportTable:

@@ -20,7 +20,7 @@ from specbench.reports.gates import GateResult
 from specbench.reports.health_section import health_section, health_sentence, raised
 from specbench.reports.identities import broken_identities
 from specbench.reports.latency import MIN_REQUESTS_OF_P99
-from specbench.reports.losslessness_section import losslessness_sections
+from specbench.reports.losslessness_section import losslessness_lines, losslessness_sections
 from specbench.reports.number_format import NOT_MEASURED, count, decimal, percent_of, percent_range
 from specbench.reports.output_check_text import check_differences, check_sentence
 from specbench.reports.table import Cell, ReportTable, Section, section_markdown, text_cell
@@ -172,6 +172,7 @@ def verdict_lines(run: RunRecord, metrics: dict) -> list[str]:
     return [
         *_status_lines(run, metrics),
         f"Output check: {check_sentence(run.output_check)}",
+        *losslessness_lines(run.losslessness),
         _requests_sentence(metrics["requests"]),
         _identities_sentence(metrics),
         f"Health: {health_sentence(metrics['health'])}",
@@ -185,6 +186,7 @@ def warning_lines(run: RunRecord, metrics: dict) -> list[str]:
     return [
         *_status_lines(run, metrics),
         f"Output check: {check_sentence(run.output_check)}",
+        *losslessness_lines(run.losslessness),
         *([_requests_sentence(requests)] if requests["failed"] + requests["aborted"] else []),
         *([_identities_sentence(metrics)] if broken_identities(metrics) else []),
         *([f"Health: {health_sentence(health)}"] if raised(health) else []),
