@@ -32,7 +32,7 @@ def build_folder(folder: Path) -> Path:
         vocab_size=8,
         unpadded_vocab_size=8,
         num_hidden_layers=1,
-        local_layer_ids=[0],
+        local_layer_ids=[],
         hidden_size=32,
         logits_mup_width_multiplier=0.5,
     )
@@ -80,13 +80,26 @@ class MarkovProposer:
 
 
 def markov_engine(
-    folder: Path, target: torch.Tensor, draft: torch.Tensor, k: int, *, missing: float = 0.0, **config: object
+    folder: Path,
+    target: torch.Tensor,
+    draft: torch.Tensor,
+    k: int,
+    *,
+    missing: float = 0.0,
+    draft_sample_method: str = "greedy",
+    rejection_sample_method: str = "standard",
+    synthetic_acceptance_rates: tuple[float, ...] = (),
+    **config: object,
 ) -> LLMEngine:
     """An engine over two tables of logits, [PERIOD, vocab, vocab]."""
-    engine = make_engine(
-        folder, 0, **{"max_num_seqs": 2048, "max_num_batched_tokens": 1 << 14, "max_model_len": 16} | config
+    settings = {"max_num_seqs": 2048, "max_num_batched_tokens": 1 << 14, "max_model_len": 16} | config
+    engine = make_engine(folder, 0, num_speculative_tokens=k, **settings)
+    engine.config = replace(
+        engine.config,
+        draft_sample_method=draft_sample_method,
+        rejection_sample_method=rejection_sample_method,
+        synthetic_acceptance_rates=synthetic_acceptance_rates,
     )
-    engine.config = replace(engine.config, num_speculative_tokens=k)
     proposer = MarkovProposer(draft, k, missing) if k else None
     engine.runner = ModelRunner(engine.config, MarkovModel(engine.model, target), proposer, engine.caches)
     engine.scheduler.config = replace(engine.scheduler.config, num_speculative_tokens=k)

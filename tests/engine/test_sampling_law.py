@@ -1,4 +1,8 @@
-"""At temperature 1 what speculation emits has the target's joint law: through the engine's loop and random keys."""
+"""At temperature 1 what speculation emits has the target's joint law, whichever proposer drafts.
+
+With tiny weights, so every proposer's own passes and the draws in them take part; test_verification_law.py has the
+methods on laws made for the purpose.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from scipy.stats import chi2
 
 from specbench.engine.sampling.verification import Verdict, sample_and_match
 from tests.engine.harness import make_engine, run, token_request
+from tests.engine.markov import p_value
 from tests.engine.oracle import Oracle
 from tests.engine.tiny_inkling import build_tiny_inkling
 
 VOCAB = 4
 PROMPT = (0, 3, 1)
 NUM_TOKENS = 6
-NUM_REQUESTS = 12_000
+NUM_REQUESTS = 2_000
 #: Chance of a false alarm, were the seeds drawn anew.
 LEVEL = 1e-4
 
@@ -31,6 +35,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=8,
         unpadded_vocab_size=VOCAB,
         num_hidden_layers=2,
+        local_layer_ids=[0],
+        hidden_size=32,
+        logits_mup_width_multiplier=0.5,
+    )
+
+
+@pytest.fixture(scope="module")
+def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny_inkling(
+        tmp_path_factory.mktemp("draft"),
+        num_modules=0,
+        seed=7,
+        vocab_size=8,
+        unpadded_vocab_size=VOCAB,
+        num_hidden_layers=1,
         local_layer_ids=[0],
         hidden_size=32,
         logits_mup_width_multiplier=0.5,
@@ -52,27 +71,9 @@ def exact_law(folder: Path) -> dict[tuple[int, ...], float]:
     return law
 
 
-def p_value(observed: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> float:
-    """Chi-square over the sequences; those expected fewer than 5 times are one cell."""
-    total = sum(observed.values())
-    statistic, num_cells, rare_expected, rare_observed = 0.0, 0, 0.0, 0
-    for sequence, probability in law.items():
-        expected = total * probability
-        if expected < 5:
-            rare_expected += expected
-            rare_observed += observed[sequence]
-        else:
-            statistic += (observed[sequence] - expected) ** 2 / expected
-            num_cells += 1
-    if rare_expected > 0:
-        statistic += (rare_observed - rare_expected) ** 2 / rare_expected
-        num_cells += 1
-    return float(chi2.sf(statistic, num_cells - 1))
-
-
-def observe(folder: Path, k: int) -> tuple[Counter[tuple[int, ...]], Counter[int]]:
+def observe(folder: Path, k: int, **config: object) -> tuple[Counter[tuple[int, ...]], Counter[int]]:
     """Counts of emitted sequences, and of accepted drafts a step."""
-    engine = make_engine(folder, k, max_num_seqs=256, max_num_batched_tokens=2048, max_model_len=16)
+    engine = make_engine(folder, k, max_num_seqs=512, max_num_batched_tokens=4096, max_model_len=16, **config)
     requests = [
         token_request(f"r{seed}", PROMPT, NUM_TOKENS, temperature=1.0, seed=seed) for seed in range(NUM_REQUESTS)
     ]
@@ -81,10 +82,27 @@ def observe(folder: Path, k: int) -> tuple[Counter[tuple[int, ...]], Counter[int
     return sequences, Counter(step.num_accepted for result in results for step in result.verify_steps)
 
 
-def test_the_joint_law_is_the_targets(folder: Path):
+@pytest.mark.parametrize(
+    ("proposer", "draft", "method"),
+    [
+        ("mtp_multi", "greedy", "standard"),
+        ("mtp_multi", "probabilistic", "block"),
+        ("mtp_single", "probabilistic", "standard"),
+        ("draft_model", "probabilistic", "block"),
+    ],
+)
+def test_the_joint_law_is_the_targets(folder: Path, draft_folder: Path, proposer: str, draft: str, method: str):
     law = exact_law(folder)
     assert sum(law.values()) == pytest.approx(1.0)
-    sequences, accepted = observe(folder, k=2)
+    checkpoint = str(draft_folder) if proposer == "draft_model" else None
+    sequences, accepted = observe(
+        folder,
+        k=2,
+        proposer=proposer,
+        draft_sample_method=draft,
+        rejection_sample_method=method,
+        draft_checkpoint=checkpoint,
+    )
     assert set(accepted) == {0, 1, 2}, "windows of every length occur"
     assert p_value(sequences, law) > LEVEL
 

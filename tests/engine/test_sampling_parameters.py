@@ -105,6 +105,21 @@ def test_company_and_chunks_change_nothing(folder: Path, plain: dict[str, Genera
     assert_same(generate(folder, 3, requests, pipeline_depth=1, **config), plain)
 
 
+def test_preemption_and_prefix_hits_change_nothing(folder: Path, plain: dict[str, GenerateResult]):
+    """A resumed request has its output in its prompt: penalties, counts of tokens and log-probabilities go on."""
+    requests = requests_of(NUM_REQUESTS)
+    engine = markov_engine(
+        folder, TARGET, DRAFT, 3, max_num_seqs=16, max_model_len=64, num_blocks=40, prefix_caching=True
+    )
+    results: dict[str, GenerateResult] = {}
+    for request in requests:
+        engine.add_request(request, arrival_s=0.0)
+    while engine.has_requests:
+        results |= {result.record.request_id: result for result in engine.step()[0]}
+    assert_same(results, plain)
+    assert sum(result.record.num_preemptions > 0 for result in results.values()) > 10
+
+
 def test_missing_drafts_change_nothing(folder: Path, plain: dict[str, GenerateResult]):
     engine = markov_engine(folder, TARGET, DRAFT, 3, missing=0.4, max_num_seqs=16, max_model_len=64)
     assert_same(run(engine, requests_of(NUM_REQUESTS)), plain)

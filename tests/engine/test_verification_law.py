@@ -66,6 +66,7 @@ def generate(
     missing: float = 0.0,
     rates: tuple[float, ...] = (),
     prompt: tuple[int, ...] = PROMPT,
+    **config: object,
 ) -> list[GenerateResult]:
     """One request for each of `params`, all in few batches."""
     draft, target = tables
@@ -78,6 +79,7 @@ def generate(
         draft_sample_method=method[0],
         rejection_sample_method=method[1],
         synthetic_acceptance_rates=rates,
+        **config,
     )
     requests = [
         token_request(f"r{seed}", prompt, NUM_TOKENS, seed=seed, **({"temperature": 1.0} | each))
@@ -101,7 +103,7 @@ def law_of(target: torch.Tensor) -> dict[tuple[int, ...], float]:
 @pytest.mark.parametrize("k", [2, 3])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_joint_law_is_the_targets(folder: Path, method: tuple[str, str], k: int):
-    results = generate(folder, k, method, [{}] * 5000)
+    results = generate(folder, k, method, [{}] * 3000)
     assert set(accepted_counts(results)) == set(range(k + 1))
     assert p_value(sequences(results), law_of(TARGET)) > LEVEL
 
@@ -109,7 +111,7 @@ def test_the_joint_law_is_the_targets(folder: Path, method: tuple[str, str], k: 
 @pytest.mark.parametrize("support", ["drafter_lacks_some", "target_lacks_some", "little_in_common"])
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_the_joint_law_holds_where_one_side_has_no_mass(folder: Path, method: tuple[str, str], support: str):
-    results = generate(folder, 3, method, [{}] * 3000, SUPPORTS[support])
+    results = generate(folder, 3, method, [{}] * 1500, SUPPORTS[support])
     assert p_value(sequences(results), law_of(SUPPORTS[support][1])) > LEVEL
 
 
@@ -141,7 +143,7 @@ def keep(logits: torch.Tensor, is_kept) -> torch.Tensor:
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_the_joint_law_holds_under_filters_in_a_mixed_batch(folder: Path, method: tuple[str, str]):
     names = list(FILTERS)
-    results = generate(folder, 3, method, [FILTERS[names[seed % len(names)]][0] for seed in range(10_000)])
+    results = generate(folder, 3, method, [FILTERS[names[seed % len(names)]][0] for seed in range(6_000)])
     by_name: dict[str, list[GenerateResult]] = {name: [] for name in names}
     for result in results:
         by_name[names[int(result.record.sample_id[1:]) % len(names)]].append(result)
@@ -151,10 +153,27 @@ def test_the_joint_law_holds_under_filters_in_a_mixed_batch(folder: Path, method
 
 @pytest.mark.parametrize("method", METHODS)
 def test_missing_drafts_leave_the_law_alone(folder: Path, method: tuple[str, str]):
-    results = generate(folder, 3, method, [{}] * 3000, missing=0.3)
+    results = generate(folder, 3, method, [{}] * 1500, missing=0.3)
     steps = [step for result in results for step in result.verify_steps]
     assert {step.num_drafted for step in steps} == {0, 1, 2, 3}
     assert p_value(sequences(results), law_of(TARGET)) > LEVEL
+
+
+@pytest.mark.parametrize("method", METHODS[1:])
+def test_preemption_leaves_the_law_alone(folder: Path, method: tuple[str, str]):
+    """Drafts that were drawn and never verified are dropped; a resumed request goes on with fresh windows."""
+    results = generate(folder, 3, method, [{}] * 1500, max_num_seqs=64, num_blocks=100)
+    assert sum(result.record.num_preemptions for result in results) > 250
+    assert p_value(sequences(results), law_of(TARGET)) > LEVEL
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_in_flight_changes_nothing(folder: Path, method: tuple[str, str]):
+    """Pipelined steps verify the same windows."""
+    expected = generate(folder, 3, method, [{}] * 300)
+    pipelined = generate(folder, 3, method, [{}] * 300, pipeline_depth=1)
+    key = {result.record.request_id: result.output_token_ids for result in expected}
+    assert {result.record.request_id: result.output_token_ids for result in pipelined} == key
 
 
 def test_block_accepts_more_than_standard(folder: Path):
@@ -178,7 +197,7 @@ def test_coins_keyed_by_position_would_give_block_verification_a_wrong_law(
     tables = (torch.tensor([0.1, 0.9]).log().expand(PERIOD, 2, 2), torch.zeros(PERIOD, 2, 2))
 
     def p_value_of(method: tuple[str, str]) -> float:
-        results = generate(folder, 3, method, [{}] * 3000, tables, prompt=(0, 1, 1))
+        results = generate(folder, 3, method, [{}] * 2000, tables, prompt=(0, 1, 1))
         return p_value(sequences(results), exact_law(tables[1].softmax(-1), (0, 1, 1), NUM_TOKENS))
 
     assert p_value_of(METHODS[2]) > LEVEL
@@ -196,7 +215,7 @@ def test_recovery_noise_shared_with_drafts_would_give_a_wrong_law(folder: Path, 
     )
 
     def p_value_of_a_token() -> float:
-        results = generate(folder, 2, METHODS[1], [{}] * 3000, (draft, target))
+        results = generate(folder, 2, METHODS[1], [{}] * 2000, (draft, target))
         tokens = Counter((result.output_token_ids[1],) for result in results)
         return p_value(tokens, exact_law(target.softmax(-1), PROMPT, 2))
 
@@ -230,7 +249,7 @@ def test_greedy_requests_take_the_argmax_however_drafts_are_drawn(folder: Path):
 @pytest.mark.parametrize("rates", [(0.9, 0.5, 0.2), (1.0, 1.0, 0.3), (0.0, 0.0, 0.0)])
 @pytest.mark.parametrize("draft", ["greedy", "probabilistic"])
 def test_synthetic_acceptance_has_the_rates_it_was_given(folder: Path, draft: str, rates: tuple[float, ...]):
-    results = generate(folder, 3, (draft, "synthetic"), [{}] * 3000, rates=rates)
+    results = generate(folder, 3, (draft, "synthetic"), [{}] * 1500, rates=rates)
     # The last steps of a request have fewer tokens left to emit, but as many drafts to verify.
     counts = accepted_counts(results)
     total = sum(counts.values())
