@@ -23,7 +23,7 @@ class SamplingParams:
     """
 
     max_output_tokens: int
-    #: 0 is greedy.
+    #: 0 is greedy, as is anything below 1e-5.
     temperature: float = 0.0
     #: 0 is off. Ids as likely as the last one kept are kept too; for top_p alike.
     top_k: int = 0

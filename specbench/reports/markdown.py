@@ -114,8 +114,8 @@ def is_synthetic(run: RunRecord) -> bool:
 def _verification_title(run: RunRecord) -> str:
     if is_synthetic(run):
         return " with synthetic acceptance (the text means nothing)"
-    spec = run.config["spec"]
-    is_drawn = spec.get("draft_sample_method") == "probabilistic" and spec["name"] != "none"
+    spec, temperature = run.config["spec"], run.config["sampling"].get("temperature")
+    is_drawn = spec.get("draft_sample_method") == "probabilistic" and spec["name"] != "none" and temperature != 0
     return f" with probabilistic drafts, {spec['rejection_sample_method']} verification" if is_drawn else ""
 
 

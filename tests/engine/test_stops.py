@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def generate(folder: Path, k: int, wrong_at=(), missing_at=(), text: str = TEXT, **sampling) -> GenerateResult:
     script = script_of(folder, text)
     engine = scripted_engine(folder, script, k, wrong_at, missing_at)
-    params = SamplingParams(**({"max_output_tokens": 200} | sampling))
+    params = SamplingParams(**({"max_output_tokens": 200, "logprobs": 0} | sampling))
     return run(engine, [GenerateRequest("r", "s", params, prompt=PROMPT)])["r"]
 
 
@@ -42,6 +42,8 @@ def assert_same(result: GenerateResult, plain: GenerateResult) -> None:
     assert result.output_text == plain.output_text
     assert result.record.finish_reason == plain.record.finish_reason
     assert result.record.num_output_tokens == len(result.output_token_ids)
+    assert [entry.token_id for entry in result.logprobs] == result.output_token_ids
+    assert result.logprobs == plain.logprobs
     assert 1 + sum(step.num_emitted for step in result.verify_steps) == len(result.output_token_ids)
 
 

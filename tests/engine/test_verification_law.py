@@ -259,8 +259,9 @@ def test_synthetic_acceptance_has_the_rates_it_was_given(folder: Path, draft: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("k", [2, 3])
-@pytest.mark.parametrize("support", list(SUPPORTS))
+@pytest.mark.parametrize(
+    ("k", "support"), [(2, "same"), (3, "same"), (2, "little_in_common"), (3, "drafter_lacks_some")]
+)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_joint_law_at_length(folder: Path, method: tuple[str, str], support: str, k: int):
     names = list(FILTERS)

@@ -16,6 +16,9 @@ from specbench.engine.sampling.penalties import PenaltyRows
 from specbench.engine.sampling.sampler import RuledRows, SamplingRows
 from specbench.engine.sampling.token_rules import TokenRules
 
+#: Below it logits over temperature leave the range of fp32, and the draw is the argmax anyway.
+MIN_TEMPERATURE = 1e-5
+
 
 class SamplingState:
     """Rows of running requests. `add` fills one; `rows` gathers those of a batch."""
@@ -54,12 +57,12 @@ class SamplingState:
         return sum(value.nbytes for value in vars(self).values() if isinstance(value, torch.Tensor))
 
     def add(self, row: int, sampling: RequestSampling) -> None:
-        """Take over a request's parameters. At temperature 0 the filters would change nothing and are off."""
+        """Take over a request's parameters. Where decoding is greedy the filters would change nothing and are off."""
         params = sampling.params
-        is_sampled = params.temperature > 0
+        is_sampled = params.temperature >= MIN_TEMPERATURE
         self.key[row] = sampling.key
         self.num_prompt_tokens[row] = sampling.num_prompt_tokens
-        self.temperature[row] = params.temperature
+        self.temperature[row] = params.temperature if is_sampled else 0.0
         self.min_p[row] = params.min_p if is_sampled else 0.0
         self.top_k[row] = params.top_k if is_sampled else 0
         self.top_p[row] = params.top_p if is_sampled else 1.0

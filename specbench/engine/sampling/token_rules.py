@@ -79,11 +79,10 @@ class TokenRules:
         if not (params.logit_bias or params.allowed_token_ids or has_stops or sampling.bad_words):
             return None
         bias_ids, bias = zip(*params.logit_bias, strict=True) if params.logit_bias else ((), ())
-        banned = set(range(vocab_size)).difference(params.allowed_token_ids) if params.allowed_token_ids else ()
         return cls(
             bias_ids=_ids(bias_ids, device),
             bias=torch.tensor(bias, dtype=torch.float32, device=device) if bias else None,
-            banned_ids=_ids(sorted(banned), device),
+            banned_ids=_all_but(params.allowed_token_ids, vocab_size, device) if params.allowed_token_ids else None,
             stop_ids=_ids(sampling.stop_token_ids, device) if has_stops else None,
             min_tokens=params.min_tokens,
             num_prompt_tokens=sampling.num_prompt_tokens,
@@ -108,6 +107,12 @@ class TokenRules:
         """Bad words, behind the penalties. token_ids: [width] int64, the request's row of the token pool."""
         if self.bad_words is not None:
             self.bad_words.apply_(logits, token_ids, positions, self.num_prompt_tokens)
+
+
+def _all_but(token_ids: tuple[int, ...], vocab_size: int, device: torch.device) -> torch.Tensor:
+    is_banned = torch.ones(vocab_size, dtype=torch.bool)
+    is_banned[list(token_ids)] = False
+    return is_banned.nonzero()[:, 0].to(device)
 
 
 def _ids(values: tuple[int, ...] | list[int], device: torch.device) -> torch.Tensor | None:
