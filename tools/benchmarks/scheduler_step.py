@@ -23,7 +23,7 @@ from specbench.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from specbench.generate import GenerateRequest, SamplingParams
 
 GOAL_MS_AT_256 = 3.0
-#: Cost of a request at 1,024 over that at 16. Anything quadratic would make it up to 64; linear work makes it more than 1
+#: Cost of a request at 1,024 over that at 16. Quadratic work would make it up to 64; linear work makes it more than 1,
 #: because the state of 16 requests lies in the processor's nearest cache, and that of 1,024 does not.
 MOST_GROWTH = 3.0
 SIZES = (16, 64, 256, 1024)

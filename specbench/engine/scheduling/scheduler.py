@@ -152,7 +152,7 @@ class Scheduler:
         request.prefill_end = request.num_tokens
         if hit is not None:
             request.num_computed_tokens = hit.num_blocks * self.kv_cache.block_size
-            if request.num_preemptions == 0:  # what it finds of its own later on is no hit
+            if request.num_cached_prompt_tokens is None:  # what it finds of its own later on is no hit
                 request.num_cached_prompt_tokens = request.num_computed_tokens
         shared = self.kv_cache.admit(request.row, request.prefix_keys, hit)
         self.running.append(request)

@@ -117,6 +117,12 @@ def test_a_second_request_of_the_same_text_hits_what_its_groups_can_key(fields: 
     assert hit_of(cache, list(range(20))).num_blocks == expected
 
 
+def test_a_hit_leaves_a_token_to_run():
+    cache = manager(group("target_full", None), prefix_caching=True)
+    cached(cache, 0, list(range(24)))
+    assert [hit_of(cache, list(range(length))).num_blocks for length in (19, 20, 21, 24)] == [4, 4, 5, 5]
+
+
 def test_hits_are_the_fixed_point_over_groups():
     """The conv group has lost the block that the full group's longest prefix would need, and the window group's shorter
     prefix lacks a block of its window: each shortens the other's finding until all agree."""

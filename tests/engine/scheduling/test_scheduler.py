@@ -66,8 +66,8 @@ def test_a_pool_for_one_request_finishes_32(depth: int):
 
 
 def test_the_youngest_is_preempted_and_resumes_first():
-    scheduler = make_scheduler(0, num_blocks=12, budget=40, max_num_seqs=3, prefix_caching=False)
-    requests = [make_request(i, [i % VOCAB] * 12, 20) for i in range(3)]
+    scheduler = make_scheduler(3, num_blocks=14, budget=40, max_num_seqs=3, prefix_caching=False)
+    requests = [make_request(i, [i % VOCAB] * 12, 20) for i in range(4)]
     device = SymbolicDevice(scheduler)
     for request in requests:
         scheduler.add(request)
@@ -75,7 +75,7 @@ def test_the_youngest_is_preempted_and_resumes_first():
     while not any(request.num_preemptions for request in requests):
         device.step()
     (victim,) = [request for request in requests if request.num_preemptions]
-    assert victim is scheduler.waiting[0]
+    assert victim is scheduler.waiting[0] and len(scheduler.waiting) > 1
     assert all(victim.generation > request.generation for request in scheduler.running)
     assert victim.num_computed_tokens == victim.num_draft_tokens == 0 and victim.output_token_ids
 
@@ -97,20 +97,23 @@ def test_a_resumed_request_counts_generated_tokens_as_prompt():
 def test_hits_are_counted_once_in_tokens_of_the_prompt():
     scheduler = make_scheduler(0, num_blocks=100, budget=64)
     device = SymbolicDevice(scheduler)
-    prompt = [1] * 18
-    first, second = make_request(0, prompt, 3), make_request(1, prompt, 3)
+    first, second = make_request(0, [1] * 18, 3), make_request(1, [1] * 16 + [2] * 11, 3)
     run_to_end(device, [first])
     scheduler.add(second)
     device.step()
     assert (first.num_cached_prompt_tokens, second.num_cached_prompt_tokens) == (0, 16)
     scheduler._requeue(second)
-    device.step()
+    output = scheduler.schedule()
+    assert output.num_tokens == [28 - 24], "it finds its own blocks again"
     assert second.num_cached_prompt_tokens == 16
-    while scheduler.has_requests:
-        device.step()
-    unasked = make_request(2, prompt, 3, prompt_logprobs=0)  # every row of its prompt has to run
-    run_to_end(device, [unasked])
-    assert unasked.num_cached_prompt_tokens is None
+
+
+def test_a_request_with_prompt_logprobs_asks_for_no_hit():
+    device = SymbolicDevice(make_scheduler(0, num_blocks=100, budget=64))
+    requests = [make_request(0, [1] * 18, 3), make_request(1, [1] * 18, 3, prompt_logprobs=0)]
+    for request in requests:
+        run_to_end(device, [request])
+    assert [request.num_cached_prompt_tokens for request in requests] == [0, None]
 
 
 def test_a_prompt_at_the_smallest_budget_makes_progress():
