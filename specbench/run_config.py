@@ -472,6 +472,10 @@ def _check_across_groups(config: RunConfig) -> None:
     name, _, index = engine.device.partition(":")
     if name not in ("auto", "cpu", "cuda") or (":" in engine.device and (name != "cuda" or not index.isdigit())):
         raise UserError(f"engine.device: unknown device {engine.device!r}; say auto, cpu, cuda or cuda:N")
+    if config.eval.name == "losslessness" and spec.rejection_sample_method == "synthetic":
+        raise UserError(
+            "spec.rejection_sample_method: what coins accept is lossy on purpose; say standard, or another eval"
+        )
     if config.eval.name == "prompts" and config.eval.num_fewshot:
         raise UserError("eval.num_fewshot: rows of prompts are run as they stand; say eval.num_fewshot=0")
     sampling = config.sampling

@@ -179,6 +179,14 @@ def test_round_trip() -> None:
             {"spec__rejection_sample_method": "synthetic"},
             "spec.synthetic_acceptance_length: synthetic acceptance needs",
         ),
+        (
+            {
+                "spec__rejection_sample_method": "synthetic",
+                "spec__synthetic_acceptance_length": 2,
+                "eval__name": "losslessness",
+            },
+            "spec.rejection_sample_method: what coins accept is lossy on purpose; say standard",
+        ),
         ({"spec__synthetic_acceptance_rates": [0.5]}, "spec.synthetic_acceptance_rates: unused with standard; say"),
         ({"spec__synthetic_acceptance_length": 2}, "spec.synthetic_acceptance_length: unused with standard; say"),
         ({"spec__synthetic_acceptance_rates": 0.5}, "spec.synthetic_acceptance_rates: must be a list of numbers"),
