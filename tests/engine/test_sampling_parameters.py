@@ -17,6 +17,7 @@ from specbench.errors import UserError
 from specbench.generate import GenerateResult, SamplingParams
 from tests.engine.harness import run, token_request
 from tests.engine.markov import PERIOD, build_folder, markov_engine
+from tests.engine.sampling_reference import log_softmax, processed_logits
 
 VOCAB = 8
 NUM_TOKENS = 24
@@ -125,54 +126,6 @@ def test_missing_drafts_change_nothing(folder: Path, plain: dict[str, GenerateRe
     assert_same(run(engine, requests_of(NUM_REQUESTS)), plain)
 
 
-def processed_logits(params: SamplingParams, prompt: list[int], output: list[int]) -> list[float]:
-    """The passes in their order, on lists; greedy stops before temperature."""
-    position = len(prompt) + len(output) - 1
-    logits = TARGET[position % PERIOD, (prompt + output)[-1]].tolist()
-    for token_id, bias in params.logit_bias:
-        logits[token_id] += bias
-    banned = set(range(VOCAB)) - set(params.allowed_token_ids) if params.allowed_token_ids else set()
-    if len(output) < params.min_tokens:
-        banned |= set(params.stop_token_ids)
-    logits = [-math.inf if token_id in banned else logit for token_id, logit in enumerate(logits)]
-    for token_id in set(prompt + output):
-        factor = params.repetition_penalty
-        logits[token_id] = logits[token_id] / factor if logits[token_id] > 0 else logits[token_id] * factor
-    for token_id in set(output):
-        logits[token_id] -= params.frequency_penalty * output.count(token_id) + params.presence_penalty
-    words = {
-        word[-1]
-        for word in params.bad_word_token_ids
-        if len(output) >= len(word) - 1 and output[len(output) - len(word) + 1 :] == list(word[:-1])
-    }
-    if any(logit > -math.inf for token_id, logit in enumerate(logits) if token_id not in words):
-        logits = [-math.inf if token_id in words else logit for token_id, logit in enumerate(logits)]
-    return logits if params.temperature < 1e-5 else filtered(params, [logit / params.temperature for logit in logits])
-
-
-def filtered(params: SamplingParams, logits: list[float]) -> list[float]:
-    best = max(logits)
-    if params.min_p:
-        logits = [logit if logit >= best + math.log(params.min_p) else -math.inf for logit in logits]
-    if params.top_k:
-        last = sorted(logits, reverse=True)[params.top_k - 1]
-        logits = [logit if logit >= last else -math.inf for logit in logits]
-    if params.top_p < 1:
-        total = sum(math.exp(logit) for logit in logits)
-        mass, kept = 0.0, set()
-        for token_id in sorted(range(VOCAB), key=lambda token_id: -logits[token_id]):
-            if mass < params.top_p:
-                kept.add(token_id)
-            mass += math.exp(logits[token_id]) / total
-        logits = [logit if token_id in kept else -math.inf for token_id, logit in enumerate(logits)]
-    return logits
-
-
-def log_softmax(logits: list[float]) -> list[float]:
-    total = math.log(sum(math.exp(logit) for logit in logits))
-    return [logit - total for logit in logits]
-
-
 def test_every_token_comes_from_the_law_that_its_parameters_leave(plain: dict[str, GenerateResult]):
     num_checked = 0
     for request in requests_of(NUM_REQUESTS):
@@ -180,12 +133,12 @@ def test_every_token_comes_from_the_law_that_its_parameters_leave(plain: dict[st
         output = result.output_token_ids
         assert (result.logprobs is None) == (params.logprobs is None)
         for index, token_id in enumerate(output):
-            law = processed_logits(params, prompt, output[:index])
+            raw = TARGET[(len(prompt) + index - 1) % PERIOD, [*prompt, *output[:index]][-1]].tolist()
+            law = processed_logits(raw, params, prompt, output[:index])
             assert law[token_id] > -math.inf, (request, index)
             if params.temperature < 1e-5:
                 assert law[token_id] >= max(law) - 1e-5
             if result.logprobs is not None:
-                raw = TARGET[(len(prompt) + index - 1) % PERIOD, [*prompt, *output[:index]][-1]].tolist()
                 check_logprob(result.logprobs[index], token_id, law if params.processed_logprobs else raw, params)
                 num_checked += 1
     assert num_checked > 500

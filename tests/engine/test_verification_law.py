@@ -6,6 +6,7 @@ drafter's table is the target's with noise, with no mass on part of its support,
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +17,10 @@ import torch
 from specbench.engine.sampling import verification
 from specbench.engine.sampling.noise import DRAFT as DRAFT_PURPOSE
 from specbench.engine.sampling.noise import uniform_noise
-from specbench.generate import GenerateResult
+from specbench.generate import GenerateResult, SamplingParams
 from tests.engine.harness import run, token_request
 from tests.engine.markov import PERIOD, build_folder, exact_law, markov_engine, p_value
+from tests.engine.sampling_reference import log_softmax, processed_logits
 
 VOCAB = 5
 PROMPT = (0, 3, 1)
@@ -149,6 +151,45 @@ def test_the_joint_law_holds_under_filters_in_a_mixed_batch(folder: Path, method
         by_name[names[int(result.record.sample_id[1:]) % len(names)]].append(result)
     for name in names:
         assert p_value(sequences(by_name[name]), law_of(FILTERS[name][1](TARGET))) > LEVEL, name
+
+
+#: Parameters under which a row's law depends on all tokens before it, drafts in its window included.
+HISTORY = {
+    "temperature": 0.9,
+    "repetition_penalty": 1.4,
+    "presence_penalty": 0.5,
+    "frequency_penalty": 0.4,
+    "bad_word_token_ids": ((3,), (0, 4)),
+    "min_tokens": 3,
+    "stop_token_ids": (2,),
+}
+
+
+@pytest.fixture(scope="module")
+def law_of_history() -> dict[tuple[int, ...], float]:
+    """Enumerated prefix by prefix; sequences end early at the stop id."""
+    params = SamplingParams(NUM_TOKENS, ignore_eos=True, **HISTORY)
+    law, waiting = Counter(), {(): 1.0}
+    while waiting:
+        output, probability = waiting.popitem()
+        logits = TARGET[(len(PROMPT) + len(output) - 1) % PERIOD, [*PROMPT, *output][-1]].tolist()
+        for token_id, logprob in enumerate(log_softmax(processed_logits(logits, params, list(PROMPT), list(output)))):
+            longer = (*output, token_id)
+            if logprob > -INF:
+                is_done = len(longer) == NUM_TOKENS or token_id == 2
+                place = (law, longer[1:]) if is_done else (waiting, longer)
+                place[0][place[1]] = place[0].get(place[1], 0.0) + probability * math.exp(logprob)
+    return dict(law)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_joint_law_holds_where_every_row_depends_on_the_drafts_before_it(
+    folder: Path, law_of_history: dict[tuple[int, ...], float], method: tuple[str, str]
+):
+    results = generate(folder, 3, method, [HISTORY] * 2000)
+    assert sum(law_of_history.values()) == pytest.approx(1.0)
+    assert {len(sequence) for sequence in sequences(results)} == {3, 4, 5}
+    assert p_value(sequences(results), law_of_history) > LEVEL
 
 
 @pytest.mark.parametrize("method", METHODS)
