@@ -30,7 +30,7 @@ def short_and_long() -> EventLog:
     log.verify_steps = [
         make_step("a", 0, 2, 2, output_index=1, batch_size=2),
         make_step("a", 1, 2, 1, output_index=4, batch_size=2),
-        make_step("a", 2, 0, 0, output_index=6, batch_size=2),  # no draft: in no bucket
+        make_step("a", 2, 0, 0, output_index=20, batch_size=2),  # no draft: in no bucket
         make_step("b", 0, 2, 0, output_index=15, batch_size=2),
         make_step("b", 1, 2, 2, output_index=16, batch_size=1),
     ]
