@@ -28,7 +28,10 @@ MIN_STEPS = 20
 #: Steps further off than this many robust standard deviations (a pause of the machine) are left out of the fit.
 _OUTLIER_DEVIATIONS = 5.0
 _NUM_REFITS = 3
-#: Spread of rows among steps of equal requests, over their mean, that tells the cost of rows from that of requests.
+#: A law that is off by more in the median, or leaves out more of the time, is none.
+MAX_RESIDUAL, MAX_LEFT_OUT_SHARE = 0.25, 0.5
+#: Spread of rows, over their mean, that tells what a row costs: among all steps from what a step costs, among steps of
+#: equal requests from what a request does.
 _TELLING_SPREAD = 0.05
 
 _NAMES = ("step", "request", "row", "root_row", "prompt_row", "prompt_chunk")
@@ -40,8 +43,8 @@ class PartLaw:
 
     #: [6] In the order of the module's docstring, rows behind requests.
     coefficients: np.ndarray
-    #: Median of |measured - fitted| / measured over the fitted steps; None where nothing was fitted.
-    residual: float | None
+    #: Median of |measured - fitted| / fitted over the steps that lie near.
+    residual: float
     #: Steps that lay too far off, and their share of the time of all steps.
     num_left_out: int
     left_out_share: float
@@ -76,17 +79,31 @@ class CostLaw:
         return seconds
 
 
-def fit_laws(runs: Sequence[StepCosts]) -> list[CostLaw]:
-    """One law, or the two that the steps can't tell apart; none where there are too few steps in decode.
+@dataclass(frozen=True, slots=True)
+class FittedLaws:
+    """One law, or the two that the steps can't tell apart, or none and the reason."""
 
-    Parts are fitted one by one where every run timed them. Otherwise the whole step is: then drafting is known only
-    where runs differ in k.
+    laws: tuple[CostLaw, ...]
+    reason: str | None = None
+
+
+def fit_laws(runs: Sequence[StepCosts]) -> FittedLaws:
+    """Parts are fitted one by one where every run timed them.
+
+    Otherwise the whole step is: then drafting is known only where runs differ in k.
     """
     steps = _Steps.of(runs)
     if steps.is_decode_only.sum() < MIN_STEPS:
-        return []
+        return FittedLaws((), f"fewer than {MIN_STEPS} steps with requests in decode and no prompt")
+    if not steps.tells_rows_from_steps:
+        return FittedLaws((), "all steps in decode have as many rows, so what a row costs can't be told")
     names = ("fitted",) if steps.tells_rows_from_requests else ("rows", "requests")
-    return [_fit(name, steps) for name in names]
+    laws = tuple(_fit(name, steps) for name in names)
+    worst = max((law.target for law in laws), key=lambda part: part.residual)
+    if worst.residual > MAX_RESIDUAL or worst.left_out_share > MAX_LEFT_OUT_SHARE:
+        seen = f"off by {worst.residual:.0%} in the median, {worst.left_out_share:.0%} of the time in steps far off"
+        return FittedLaws((), f"steps of one kind scatter too much ({seen}); was the machine busy with other work?")
+    return FittedLaws(laws)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,6 +149,11 @@ class _Steps:
     def is_timed(self) -> bool:
         """Whether every step has its parts."""
         return bool(np.isfinite(self.host_s).all())
+
+    @property
+    def tells_rows_from_steps(self) -> bool:
+        rows = self.num_rows[self.is_decode_only]
+        return bool(rows.std() >= _TELLING_SPREAD * rows.mean())
 
     @property
     def tells_rows_from_requests(self) -> bool:
@@ -214,7 +236,7 @@ def _part(features: np.ndarray, seconds: np.ndarray, columns: np.ndarray, is_cou
     coefficients[columns] = fitted
     return PartLaw(
         coefficients,
-        residual=float(np.median(np.abs(error[is_near]))) if is_near.any() else None,
+        residual=float(np.median(np.abs(error[is_near]))),
         num_left_out=int((~is_near).sum()),
         left_out_share=float(seconds[~is_near].sum() / seconds.sum()) if seconds.sum() else 0.0,
     )

@@ -55,10 +55,10 @@ def cost_metrics(columns: StepColumns, engine_steps: Sequence[EngineStep], k: in
     run = costed_run("", columns, engine_steps, k)
     if run is None:
         return _nothing("no engine steps were recorded")
-    laws = fit_laws([run.costs])
-    enough = f"fewer than {MIN_STEPS} steps with requests in decode and no prompt"
+    fitted = fit_laws([run.costs])
+    laws = fitted.laws
     return {
-        "reason": None if laws else enough,
+        "reason": fitted.reason,
         "steps": len(run.costs.step_s),
         "time": _time(run.costs),
         "by_batch": [_batch_row(run.costs, batch) for batch in frequent_batches(run.costs)],
@@ -214,11 +214,11 @@ def sweep_cost_model(runs: Sequence[CostedRun]) -> dict:
     Beside it stands what the run with the most drafts would have predicted by itself. Whether the runs may be put
     together is for the caller to know.
     """
-    laws = fit_laws([run.costs for run in runs])
-    longest = max(runs, key=lambda run: run.costs.k, default=None)
-    if not laws or longest is None:
-        return {"reason": f"fewer than {MIN_STEPS} steps in decode", "laws": [], "batches": []}
-    alone = fit_laws([longest.costs])
+    fitted = fit_laws([run.costs for run in runs])
+    if not fitted.laws:
+        return {"reason": fitted.reason, "laws": [], "batches": []}
+    longest = max(runs, key=lambda run: run.costs.k)
+    laws, alone = fitted.laws, fit_laws([longest.costs]).laws
     batches = sorted({batch for run in runs for batch in frequent_batches(run.costs)})
     compared = [_sweep_batch(runs, laws, alone, longest, batch) for batch in batches]
     return {

@@ -32,8 +32,9 @@ def cost_section(cost: dict) -> Section:
         return Section(TITLE, (f"Not measured: {cost['reason']}.",))
     blocks: list[str | ReportTable] = [_time_table(cost["time"]), _batch_table(cost["by_batch"])]
     if cost["reason"] is not None:
-        return Section(TITLE, (*blocks, f"No law of cost: {cost['reason']}."))
-    blocks += [_law_table(cost["laws"]), _prediction_table(cost), *_sentences(cost)]
+        blocks.append(f"No law of cost: {cost['reason']}.")
+    else:
+        blocks += [_law_table(cost["laws"]), _prediction_table(cost), *_sentences(cost)]
     return Section(TITLE, tuple(block for block in blocks if isinstance(block, str) or block.rows))
 
 

@@ -75,7 +75,7 @@ def _percentiles(evidence: Evidence) -> Finding:
     completed = evidence.metrics["requests"]["completed"]
     if not completed:
         return not_checked("no request was completed")
-    text = f"{completed:,} completed requests"
+    text = f"{completed:,} completed request{'' if completed == 1 else 's'}"
     return judged(completed < MIN_REQUESTS_OF_P99, text, {"completed": completed})
 
 

@@ -119,7 +119,7 @@ def cells(text: str) -> list[str]:
 @pytest.mark.parametrize("is_timed", [True, False])
 def test_a_law_over_several_k_comes_back(is_timed):
     runs = [costed(k, is_timed=is_timed) for k in (0, 1, 2, 4)]
-    (law,) = fit_laws([run.costs for run in runs])
+    (law,) = fit_laws([run.costs for run in runs]).laws
     assert law.name == "fitted"
     for k in (0, 1, 3, 4, 8):  # 3 and 8 were not run
         for batch in (1, 4, 8, 16):
@@ -133,7 +133,7 @@ def test_the_law_stands_noise_and_pauses():
             replace(step, start_s=step.start_s + 5, end_s=step.end_s + 5) for step in log.engine_steps[30:]
         ]  # a pause of five seconds before one step
     runs = [step_costs(columns_of(log), log.engine_steps, k) for k, log in logs.items()]
-    (law,) = fit_laws(runs)
+    (law,) = fit_laws(runs).laws
     for k in (0, 2, 4):
         for batch in BATCHES:
             assert law.step_s(batch, k) == pytest.approx(truth_s(k, batch), rel=0.03)
@@ -142,7 +142,7 @@ def test_the_law_stands_noise_and_pauses():
 
 def test_one_run_with_chunks_gives_a_range_that_holds_the_truth():
     """Rows are 5 times requests in every step of decode: two laws fit, and prompt chunks bound them."""
-    laws = fit_laws([costed(4, num_chunks=30).costs])
+    laws = fit_laws([costed(4, num_chunks=30).costs]).laws
     assert [law.name for law in laws] == ["rows", "requests"]
     for batch in BATCHES:
         for k in range(5):
@@ -154,7 +154,7 @@ def test_one_run_with_chunks_gives_a_range_that_holds_the_truth():
 
 
 def test_without_chunks_nothing_need_belong_to_rows():
-    rows, requests = fit_laws([costed(4).costs])
+    rows, requests = fit_laws([costed(4).costs]).laws
     assert requests.target.coefficients[2] == 0  # a row
     assert rows.target.coefficients[1] == 0  # a request
     assert rows.step_s(16, 0) < requests.step_s(16, 0)
@@ -167,6 +167,29 @@ def test_too_few_steps_make_no_law():
     assert "fewer than 20 steps" in found["reason"]
     assert found["time"]["target_s"] > 0
     assert "No law of cost" in section_markdown(cost_section(found))
+
+
+def test_steps_of_equal_rows_tell_nothing_of_a_row():
+    found = metrics_of(simulated(4, batches=(4,)), 4)
+    assert found["laws"] == found["predictions"] == []
+    assert "as many rows" in found["reason"]
+    assert found["by_batch"][0]["steps"] == 60  # what was measured stands
+    assert len(fit_laws([costed(k, batches=(4,)).costs for k in (0, 4)]).laws) == 1  # other k have other rows
+
+
+def test_steps_that_scatter_make_no_law():
+    """A machine that was busy with something else: half of all steps take ten times as long."""
+    log, clock, steps = simulated(4), 1.0, []
+    for index, step in enumerate(log.engine_steps):
+        factor = 10 if index % 2 else 1
+        end_s = clock + factor * (step.end_s - step.start_s)
+        parts = {name: factor * getattr(step, name) for name in ("target_s", "verify_s", "draft_s")}
+        steps.append(replace(step, start_s=clock, end_s=end_s, **parts))
+        clock = end_s
+    log.engine_steps = steps
+    found = metrics_of(log, 4)
+    assert found["laws"] == []
+    assert "scatter too much" in found["reason"]
 
 
 # ---- Time of steps
