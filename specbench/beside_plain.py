@@ -41,7 +41,7 @@ def run_beside_plain(
     """Nothing without speculation; else the plain baseline, where it is asked for, and the eval's own comparison."""
     spec, num_timed, num_law_draws = plan.config.spec, _num_timed(plan), plan.task.num_law_draws
     if spec.method == "none":
-        return BesidePlain([], None)
+        return BesidePlain([], None if num_law_draws is None else _not_applicable("nothing is drafted"))
     no_baseline = ["No plain baseline was measured: this run does not show whether speculation is faster here."]
     if num_timed == 0 and num_law_draws is None:
         return BesidePlain(no_baseline, None)
@@ -62,11 +62,14 @@ def run_beside_plain(
     if num_law_draws is None:
         return baseline
     if spec.rejection_sample_method == "synthetic":
-        reason = "drafts are accepted by coins, whatever the target says of them"
-        return BesidePlain(baseline.notices, LosslessnessCheck("not_applicable", reason=reason))
+        return BesidePlain(baseline.notices, _not_applicable("drafts are accepted by coins, whatever they are"))
     requests = [request for request in plan.requests if request.repeat == 0]
     first = [result for result in measured if result.record.repeat == 0]
     return BesidePlain(baseline.notices, check_losslessness(sides, requests, first, num_law_draws, terminal.status))
+
+
+def _not_applicable(reason: str) -> LosslessnessCheck:
+    return LosslessnessCheck("not_applicable", reason=reason)
 
 
 def _num_timed(plan: Plan) -> int:

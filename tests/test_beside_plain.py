@@ -80,5 +80,9 @@ def test_nothing_is_compared_where_nothing_is_verified_or_drafted(script: Script
     plain = losslessness(tmp_path, spec__method="none", spec__num_speculative_tokens=None)
     outcome = benchmark.run(plain, INVOCATION)
     assert outcome.metrics is not None and outcome.directory is not None
+    assert outcome.metrics["checks"]["losslessness"]["status"] == "not_applicable"
+    assert "nothing is drafted" in (outcome.directory / "report.md").read_text()
+    outcome = benchmark.run(config(tmp_path), INVOCATION)
+    assert outcome.metrics is not None and outcome.directory is not None
     assert RunDirectory.open(outcome.directory).read_run().losslessness is None
     assert outcome.metrics["checks"]["losslessness"]["status"] == "not_checked"
