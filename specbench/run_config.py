@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from specbench.engine.config import FAULTS
+from specbench.engine.proposer_table import PROPOSERS
 from specbench.errors import UserError, near_name
 
 
@@ -50,6 +51,8 @@ class OneOf:
         return None if value in self.names else f"unknown value {value!r}; {near_name(str(value), self.names)}"
 
 
+#: Of spec.method, "none" apart: the ways to draft.
+METHODS = tuple(dict.fromkeys(line.method for line in PROPOSERS.values()))
 Count = Annotated[int, AtLeast(0)]
 Positive = Annotated[int, AtLeast(1)]
 
@@ -72,7 +75,7 @@ class ModelConfig:
 @dataclass(frozen=True, slots=True)
 class SpecConfig:
     name: str
-    method: Annotated[str, OneOf(("none", "mtp", "ngram", "draft_model", "stub"))]
+    method: Annotated[str, OneOf(("none", *METHODS))]
     #: None takes the number of modules in the checkpoint (mtp).
     num_speculative_tokens: Positive | None
     #: mtp: "multi" runs N modules once each, "single" runs one N times; "auto" goes by how many the checkpoint has.
@@ -375,10 +378,6 @@ def _synthetic_rates(spec: SpecConfig, num_drafts: int) -> tuple[float, ...]:
     return rates
 
 
-#: Values of spec.method whose drafts don't come from logits.
-_WITHOUT_PROBABILITIES = ("ngram", "stub")
-
-
 def _check_spec_sampling(spec: SpecConfig) -> None:
     """How drafts are drawn and accepted."""
     method, rates, length = (
@@ -386,10 +385,11 @@ def _check_spec_sampling(spec: SpecConfig) -> None:
         spec.synthetic_acceptance_rates,
         spec.synthetic_acceptance_length,
     )
-    if spec.draft_sample_method == "probabilistic" and spec.method in _WITHOUT_PROBABILITIES:
+    drawable = ("none", *(line.method for line in PROPOSERS.values() if line.has_draft_logits))
+    if spec.draft_sample_method == "probabilistic" and spec.method not in drawable:
         raise UserError(f"spec.draft_sample_method: the drafts of {spec.method} come without probabilities; say greedy")
     if method == "block" and spec.draft_sample_method != "probabilistic":
-        is_drawable = spec.method not in _WITHOUT_PROBABILITIES
+        is_drawable = spec.method in drawable
         reason = "greedy drafts have none" if is_drawable else f"those of {spec.method} have none"
         advice = "spec.draft_sample_method=probabilistic" if is_drawable else "standard"
         raise UserError(

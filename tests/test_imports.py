@@ -14,7 +14,16 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 #: The floors of the package, the ground first. A module may import its own floor and those below it.
 FLOORS = (
     ("records", "errors", "engine.kernels"),
-    ("generate", "redaction", "record_columns", "record_tables", "outcome", "engine.config", "engine.cache_group"),
+    (
+        "generate",
+        "redaction",
+        "record_columns",
+        "record_tables",
+        "outcome",
+        "engine.config",
+        "engine.cache_group",
+        "engine.proposer_table",
+    ),
     ("run_directory", "run_config"),
     ("engine", "servers", "evals", "arrivals", "reports", "environment", "model_choice", "recorded_drafts"),
     ("plan",),
@@ -27,7 +36,7 @@ FLOORS = (
 #: The same inside the engine.
 ENGINE_FLOORS = (
     ("kernels",),
-    ("config", "cache_group", "prefix_keys"),
+    ("config", "cache_group", "prefix_keys", "proposer_table"),
     ("layers", "checkpoints", "channels", "chat", "detokenizer", "stop_strings"),
     # Metadata of rows is built alike for the target and for a drafter, so it lies below both.
     ("models", "sampling", "tokenizer", "request", "output_stream", "execution.attention_metadata"),

@@ -39,7 +39,7 @@ class EngineConfig:
     num_blocks: int | None
     #: Drafts a step; 0 is plain decoding.
     num_speculative_tokens: int
-    #: "none" or a name in proposers/registry.py.
+    #: "none" or a name in proposer_table.py.
     proposer: str
     #: "chain" (a module gets the previous module's hidden) or "target" (every module gets the target's).
     hidden_feedback: str = "chain"

@@ -24,6 +24,7 @@ from specbench.engine.layers.cache import CachePool
 from specbench.engine.models.model_config import ModelConfig
 from specbench.engine.models.registry import build_model, load_model_config, target_cache_groups, weight_bytes
 from specbench.engine.output_stream import OutputStream
+from specbench.engine.proposer_table import PROPOSERS
 from specbench.engine.proposers.proposer import ProposerRequirements
 from specbench.engine.proposers.registry import make_proposer
 from specbench.engine.request import Request
@@ -44,9 +45,7 @@ from specbench.generate import (
 from specbench.records import EngineStep, RequestRecord, VerifyStep
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_NO_PROPOSER = ProposerRequirements(
-    num_speculative_tokens=0, cache_groups=(), num_prompt_lookahead=0, fixed_bytes=0, has_draft_logits=False
-)
+_NO_PROPOSER = ProposerRequirements(num_speculative_tokens=0, cache_groups=(), num_prompt_lookahead=0, fixed_bytes=0)
 
 
 class _Running:
@@ -86,7 +85,7 @@ class LLMEngine:
         self.model = build_model(checkpoint, self.model_config, _DTYPES[config.dtype], device)
         proposer = make_proposer(config, checkpoint)
         requirements = _NO_PROPOSER if proposer is None else proposer.requirements()
-        _check_sampling(config, requirements)
+        _check_sampling(config)
         specs = self.model.cache_groups() + requirements.cache_groups
         self.memory = _plan_memory(config, checkpoint, self.model_config, specs, requirements)
         on_progress(f"memory: {memory_text(self.memory)}")
@@ -341,12 +340,12 @@ class LLMEngine:
             time.sleep(max(0.0, start_s + due_s - self.clock()))
 
 
-def _check_sampling(config: EngineConfig, requirements: ProposerRequirements) -> None:
+def _check_sampling(config: EngineConfig) -> None:
     """UserError where drafts cannot be drawn or accepted as asked."""
     if not config.num_speculative_tokens:
         return
     is_drawn = config.draft_sample_method == "probabilistic"
-    if is_drawn and not requirements.has_draft_logits:
+    if is_drawn and not PROPOSERS[config.proposer].has_draft_logits:
         raise UserError(
             f"spec.draft_sample_method=probabilistic: the drafts of {config.proposer} come without probabilities; say "
             "spec.draft_sample_method=greedy"

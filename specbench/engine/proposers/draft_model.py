@@ -92,7 +92,6 @@ class DraftModel:
             ),
             num_prompt_lookahead=0,
             fixed_bytes=0,
-            has_draft_logits=True,
             weight_bytes=weight_bytes(self.checkpoint, self.config.dtype, num_modules=0)[0],
         )
 

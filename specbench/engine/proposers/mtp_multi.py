@@ -81,7 +81,6 @@ class MultiModuleMTP:
             cache_groups=specs,
             num_prompt_lookahead=self.num_modules,
             fixed_bytes=self.max_num_seqs * self.window_size * hidden_size * specs[0].element_size,
-            has_draft_logits=True,
             weight_bytes=weight_bytes(self.checkpoint, self.config.dtype, self.num_modules)[1],
         )
 

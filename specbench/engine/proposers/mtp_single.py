@@ -39,7 +39,6 @@ class SingleModuleMTP:
             cache_groups=tuple(replace(spec, num_draft_slots=self.k - 1) for spec in specs),
             num_prompt_lookahead=1,
             fixed_bytes=0,
-            has_draft_logits=True,
             weight_bytes=weight_bytes(self.checkpoint, self.config.dtype, num_modules=1)[1],
         )
 

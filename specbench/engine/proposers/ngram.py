@@ -29,7 +29,6 @@ class NgramLookup:
             num_speculative_tokens=self.k,
             cache_groups=(),
             num_prompt_lookahead=0,
-            has_draft_logits=False,
             fixed_bytes=0,
         )
 

@@ -29,8 +29,6 @@ class ProposerRequirements:
     num_prompt_lookahead: int
     #: Bytes of persistent buffers outside the caches.
     fixed_bytes: int
-    #: Whether drafts come from logits, by `DraftBatch.sample_draft`: what spec.draft_sample_method=probabilistic needs.
-    has_draft_logits: bool
     #: Bytes of the proposer's own weights.
     weight_bytes: int = 0
 

@@ -45,7 +45,6 @@ class StubProposer:
             num_speculative_tokens=self.k,
             cache_groups=(),
             num_prompt_lookahead=0,
-            has_draft_logits=False,
             fixed_bytes=self.max_num_seqs * self.width * torch.int64.itemsize,
         )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from specbench.engine.llm_engine import LLMEngine
+from specbench.engine.proposer_table import PROPOSERS
 from specbench.generate import GenerateRequest, GenerateResult
 from tests.engine.harness import make_engine, outputs, run, token_request
 from tests.engine.oracle import Oracle
@@ -17,7 +18,6 @@ from tests.engine.proposers.test_draft_model import recomputed
 from tests.engine.tiny_inkling import build_tiny_inkling
 
 VOCAB = 250
-PROPOSERS = ("stub", "ngram", "mtp_single", "mtp_multi", "draft_model")
 
 
 @pytest.fixture(scope="module")
