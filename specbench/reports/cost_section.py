@@ -180,16 +180,15 @@ def sweep_cost_section(cost: dict) -> Section:
 
 
 def _sweep_table(batch: dict) -> ReportTable:
-    header = ("Run", "k", "Steps", "Tokens a step", "Step (ms)", "by law", "Error", "Speed-up", "by law", "Error",
-              f"by {batch['longest']} alone", "Error")  # fmt: skip
+    measured = ("Run", "k", "Steps", "Tokens a step", "Step (ms)", "by law", "Error", "Speed-up", "by law", "Error")
+    header = (*measured, f"by {batch['longest']} alone", "Error")
     rows = tuple(_sweep_row(run) for run in batch["runs"])
-    plain = "" if any(run["k"] == 0 for run in batch["runs"]) else (
-        " No run without speculation is among them, so no speed-up was measured."
-    )  # fmt: skip
     note = (
         "Steps of decode alone. Speed-up: tokens a second of a request in decode against the run with k = 0; an error "
-        f"is that of the prediction, of the middle of a range that does not hold what was measured.{plain}"
+        "is that of the prediction, of the middle of a range that does not hold what was measured."
     )
+    if all(run["k"] for run in batch["runs"]):
+        note += " No run without speculation is among them, so no speed-up was measured."
     name = f"cost_at_{batch['batch']}_requests"
     return ReportTable(name, f"{_requests(batch['batch'])} in decode", header, rows, 1, (note,))
 

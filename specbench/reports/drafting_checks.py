@@ -56,6 +56,8 @@ SPREAD_OF_A_DEAD_TENTH = 1 / 3
 def _too_few(evidence: Evidence) -> Finding | None:
     if evidence.no_drafts is not None:
         return not_checked(evidence.no_drafts)
+    if evidence.all_drafts.given_the_previous(0).total < MIN_DRAFTS:
+        return not_checked("the counts of drafts contradict each other")
     if evidence.num_samples < MIN_SAMPLES:
         return not_checked(f"{evidence.num_samples} samples, fewer than {MIN_SAMPLES}: not enough to tell chance")
     return None
@@ -80,9 +82,10 @@ def _deeper(evidence: Evidence) -> Finding:
         return too_few
     if evidence.k < 2:
         return not_checked("one draft a step has no deeper position")
-    never_broken = evidence.by_history[FULL]
-    found = [_weakest(joint, where) for joint, where in ((evidence.all_drafts, "all drafts"),
-                                                         (never_broken, "chains that never broke"))]  # fmt: skip
+    found = [
+        _weakest(evidence.all_drafts, "all drafts"),
+        _weakest(evidence.by_history[FULL], "chains that never broke"),
+    ]
     comparisons = [one for one in found if one is not None]
     if not comparisons:
         return not_checked(f"no deeper position was reached by {MIN_DRAFTS} drafts")

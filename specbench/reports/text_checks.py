@@ -86,9 +86,9 @@ def _real_text(evidence: Evidence) -> Finding:
         return judged(True, "; ".join(reasons), numbers)
     if sampling.get("ignore_eos") is None:
         return not_checked("the run's settings do not say whether texts were cut off at their end")
-    looked_at = "no prompt was long enough to look at" if distinct is None else (
-        f"{percent(distinct)} of a prompt's tokens are distinct (median of {count(num_prompts)})"
-    )  # fmt: skip
+    looked_at = "too few prompts were long enough to look at"
+    if distinct is not None:
+        looked_at = f"{percent(distinct)} of a prompt's tokens are distinct (median of {count(num_prompts)})"
     return judged(False, f"texts end where the model ends them; {looked_at}", numbers)
 
 

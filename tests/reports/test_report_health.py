@@ -88,6 +88,14 @@ def test_nothing_is_ticked_that_was_not_checked():
     assert {one["status"] for one in checked(EventLog()).values()} == {"not_checked"}
 
 
+def test_drafts_whose_counts_contradict_each_other_are_not_judged():
+    log = drafted(HEALTHY)
+    broken = EventLog(log.requests, [replace(step, num_accepted=9) for step in log.verify_steps])
+    health = checked(broken)
+    assert health["identities"]["status"] == "failed"
+    assert {health[name]["status"] for name in DRAFTING} == {"not_checked"}
+
+
 # ---- The measuring
 
 
