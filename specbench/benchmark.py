@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,9 +25,11 @@ from specbench.arrivals import make_load
 from specbench.beside_plain import run_beside_plain, without_speculation
 from specbench.engine.config import EngineConfig
 from specbench.errors import UserError
+from specbench.evals.registry import load_task
 from specbench.evals.task import Task, rescore, score_result, warmup_requests
 from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Target
 from specbench.machinery import Machinery, embedded_machinery
+from specbench.model_choice import choose_model
 from specbench.outcome import Outcome
 from specbench.plan import Plan, fingerprint, prepare
 from specbench.record_columns import EngineStepColumns
@@ -79,7 +81,7 @@ def run(config: RunConfig, invocation: Invocation) -> Outcome:
 
 def run_sweep_job(config: RunConfig, invocation: Invocation) -> Outcome:
     """One job of a sweep, in the directory named by its overrides. However it fails, the other jobs go on."""
-    path = _job_path(config, config.model.name, config.eval.name, invocation)
+    path = _job_path(config, *_what_would_run(config), invocation)
     try:
         plan = prepare(config, is_sweep=True)
         path = _job_path(config, plan.choice.ran, plan.task.data.name, invocation)
@@ -92,7 +94,7 @@ def run_sweep_job(config: RunConfig, invocation: Invocation) -> Outcome:
         exit_code = 2 if isinstance(error, UserError) else 1
         _write_error(path, error, exit_code)
         terminal.say(f"specbench: job {invocation.job_name}: {' '.join(str(error).split())}")
-        return Outcome("failed", exit_code, path, job_name=invocation.job_name)
+        return Outcome("failed", exit_code, path, job_name=invocation.job_name, error=str(error))
 
 
 def resume(path: Path) -> Outcome:
@@ -425,6 +427,16 @@ def _job_path(config: RunConfig, model_name: str, data_name: str, invocation: In
     return Path(config.output_root, "sweeps", model_name, data_name, invocation.job_name)
 
 
+def _what_would_run(config: RunConfig) -> tuple[str, str]:
+    """Names of model and data for the directory of a job that may not come to run; as asked where they are unknown."""
+    model, data = config.model.name, config.eval.name
+    with suppress(UserError):
+        choice = choose_model(config.model)
+        model = choice.ran
+        data = load_task(config.eval, packaged_model=choice.packaged).data.name
+    return model, data
+
+
 def _skip_if_done(plan: Plan, path: Path, invocation: Invocation) -> Outcome | None:
     """A job that finished here before under the very same conditions."""
     stored = _read_json(path / FINGERPRINT_FILE)
@@ -434,6 +446,7 @@ def _skip_if_done(plan: Plan, path: Path, invocation: Invocation) -> Outcome | N
     metrics = _read_json(path / METRICS_FILE)
     if record.status != "finished" or metrics is None:
         return None
+    (path / ERROR_FILE).unlink(missing_ok=True)  # of a later try that failed in its checks
     scorer = plan.config.eval.scorer
     if scorer is not None and scorer != record.config["eval"]["scorer"]:  # `specbench score` was here
         metrics = _rescored(path, scorer)[1].metrics

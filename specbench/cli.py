@@ -24,8 +24,6 @@ from specbench.run_config import ALWAYS_WRITTEN, REPORT_FORMATS, RunConfig, know
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-    from specbench.outcome import Outcome
-
 CONFIG_NAME = "config"
 #: Groups that no default chooses: `model=x` is rewritten to the `+model=x` that Hydra wants.
 UNCHOSEN_GROUPS = ("model", "experiment")
@@ -35,7 +33,17 @@ HYDRA_FLAGS = (
     *("--hydra-help", "--shell-completion", "-sc"),
 )
 #: Keys that change nothing of what a job records.
-IDLE_KEYS = ("output_root", "dry_run", "report.gates", "report.baseline")
+IDLE_KEYS = ("output_root", "dry_run", "report.gates", "report.baseline", "report.objective")
+#: Launchers and sweepers of Hydra that come as extras: hydra/GROUP=OPTION -> the extra.
+PLUGIN_EXTRAS = {
+    ("launcher", "joblib"): "joblib",
+    ("launcher", "submitit_local"): "submitit",
+    ("launcher", "submitit_slurm"): "submitit",
+    ("launcher", "ray"): "ray",
+    ("sweeper", "optuna"): "optuna",
+}
+#: Share of failed jobs that hydra/sweeper=optuna goes on with.
+OPTUNA_FAILURES = "hydra.sweeper.max_failure_rate"
 INTERRUPTED = 130
 #: Which exit code wins when several apply.
 EXIT_CODES_BY_WEIGHT = (INTERRUPTED, 2, 1, 3, 4, 0)
@@ -179,11 +187,19 @@ def _sweep(composer: Composer, command: str) -> int:
         return _dry_run(
             [(f"job {job_name(job)}", config) for job, config in zip(jobs, configs, strict=True)], is_sweep=True
         )
-    from specbench import terminal
+    from specbench import sweep
+    from specbench.plan import check_objective
 
-    outcomes = composer.multirun(SweepJob(command))
-    terminal.print_sweep_table(outcomes)
-    return _heaviest(outcome.exit_code for outcome in outcomes)
+    objective = configs[0].report.objective
+    if composer.searches or objective is not None:
+        check_objective(configs[0])
+    directory = composer.sweep_directory or sweep.new_directory(configs[0].output_root)
+    exit_codes: list[int] = []
+    try:
+        composer.multirun(SweepJob(command, directory, must_give_objective=composer.searches), directory)
+    finally:  # interrupted or not: what has ended is reported
+        exit_codes = sweep.report(directory, command, [] if composer.searches else jobs, objective)
+    return _heaviest(exit_codes)
 
 
 def _heaviest(exit_codes: Iterable[int]) -> int:
@@ -209,17 +225,25 @@ def _dry_run(jobs: Sequence[tuple[str, RunConfig]], *, is_sweep: bool) -> int:
 class SweepJob:
     """What a launcher calls for each job, in this process or in another one."""
 
-    def __init__(self, command: str) -> None:
+    def __init__(self, command: str, directory: Path, *, must_give_objective: bool) -> None:
         self._command = command
+        self._directory = directory
+        self._must_give_objective = must_give_objective
 
-    def __call__(self, composed: Any) -> Outcome:
+    def __call__(self, composed: Any) -> float | None:
+        """The objective. A sweeper that searches takes an exception for a job without one."""
         from hydra.core.hydra_config import HydraConfig
 
-        from specbench import benchmark
+        from specbench import benchmark, sweep
 
-        overrides = list(HydraConfig.get().overrides.task)
+        hydra = HydraConfig.get()
+        overrides = list(hydra.overrides.task)
         invocation = benchmark.Invocation(self._command, tuple(overrides), _yaml(composed), job_name(overrides))
-        return benchmark.run_sweep_job(RunConfig.from_dict(_plain(composed)), invocation)
+        config = RunConfig.from_dict(_plain(composed))
+        objective = sweep.run_job(config, invocation, self._directory, hydra.job.num)
+        if objective is None and self._must_give_objective:
+            raise UserError(f"job {invocation.job_name}: no {config.report.objective} to give to the sweeper")
+        return objective
 
 
 def job_name(overrides: Sequence[str]) -> str:
@@ -264,20 +288,39 @@ class Composer:
         job = self._hydra.get_sanitized_cfg(config, "job")
         return RunConfig.from_dict(self._guarded(lambda: _plain(job))), _yaml(job)
 
+    @property
+    def searches(self) -> bool:
+        """Whether a sweeper of its own deals the jobs, by what earlier ones gave."""
+        return self._hydra_value("hydra/sweeper") not in (None, "basic")
+
+    @property
+    def sweep_directory(self) -> Path | None:
+        """As the user named it."""
+        named = self._hydra_value("hydra.sweep.dir")
+        return None if named is None else Path(named).absolute()
+
     def jobs(self) -> list[list[str]]:
-        """The overrides of each job, as the basic sweeper deals them; another sweeper deals its own."""
+        """The overrides of each job, as the basic sweeper deals them; of a sweeper of its own, one that it may deal."""
         from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 
-        if any(override.key_or_group == "hydra/sweeper" for override in self.parsed):
-            return []
         task = [override for override in self.parsed if not override.key_or_group.startswith("hydra")]
+        if self.searches:
+            return [[_first_of(override) for override in task]]
         batches = self._guarded(lambda: BasicSweeper.split_arguments(task, None))
         return [job for batch in batches for job in batch]
 
-    def multirun(self, job: SweepJob) -> list[Outcome]:
-        """Run every job through the launcher that the configuration names."""
-        batches = self._guarded(lambda: self._hydra.multirun(CONFIG_NAME, job, self.overrides))
-        return [returned.return_value for batch in batches for returned in batch]
+    def multirun(self, job: SweepJob, directory: Path) -> None:
+        """Run every job through the launcher and the sweeper that the configuration names."""
+        quoted = str(directory).replace("\\", "\\\\").replace("'", "\\'")
+        mine = [one for one in self.overrides if not one.startswith("hydra.sweep.dir=")]
+        overrides = [*mine, f"hydra.sweep.dir='{quoted}'"]
+        if self._hydra_value("hydra/sweeper") == "optuna" and self._hydra_value(OPTUNA_FAILURES) is None:
+            overrides.append(f"{OPTUNA_FAILURES}=1.0")  # a job that fails stops no other
+        self._guarded(lambda: self._hydra.multirun(CONFIG_NAME, job, overrides))
+
+    def _hydra_value(self, key: str) -> str | None:
+        """What the command line says of a key of Hydra's own."""
+        return next((str(one.value()) for one in reversed(self.parsed) if one.key_or_group == key), None)
 
     def _guarded(self, act: Callable[[], Any]) -> Any:
         """What Hydra and OmegaConf refuse becomes one line."""
@@ -288,6 +331,20 @@ class Composer:
             return act()
         except (HydraException, OmegaConfBaseException) as error:
             raise UserError(_one_line(str(error))) from error
+
+
+def _first_of(override: Override) -> str:
+    """The override with the first of its values."""
+    from hydra.core.override_parser.types import IntervalSweep
+
+    if not override.is_sweep_override():
+        return f"{override.get_key_element()}={override.get_value_element_as_str()}"
+    if override.is_discrete_sweep():
+        return f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
+    interval = override.value()
+    assert isinstance(interval, IntervalSweep) and interval.start is not None
+    whole = float(interval.start).is_integer()
+    return f"{override.get_key_element()}={int(interval.start) if whole else interval.start}"
 
 
 def _plain(composed: Any) -> dict[str, Any]:
@@ -347,6 +404,7 @@ def _check_override(override: Override) -> None:
     """A group, an option of it, or a key that exists; the nearest name otherwise."""
     key = override.key_or_group
     if key.startswith("hydra"):
+        _check_plugin(override)
         return
     known = groups()
     if key not in known:
@@ -359,6 +417,20 @@ def _check_override(override: Override) -> None:
             raise UserError(f"{key}: must name one of {', '.join(known[key])}, not {value!r}")
         if value not in known[key]:
             raise UserError(f"{key}={value}: no such option; {near_name(value, known[key])}")
+
+
+def _check_plugin(override: Override) -> None:
+    """UserError that names the extra of a launcher or sweeper that is not installed."""
+    from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
+
+    root, _, group = override.key_or_group.partition("/")
+    extra = PLUGIN_EXTRAS.get((group, str(override.value())))
+    if root != "hydra" or extra is None:
+        return
+    Plugins.instance()  # plugins put their options into the store
+    if f"{override.value()}.yaml" not in ConfigStore.instance().list(f"hydra/{group}"):
+        raise UserError(f"{override.input_line}: not installed; say pip install 'specbench[{extra}]'")
 
 
 def _hydra_flags(argv: list[str], flags: list[str]) -> int:
@@ -555,4 +627,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # What a launcher sends to other processes must be found there by the module's own name.
+    from specbench.cli import main as main_by_name
+
+    sys.exit(main_by_name())

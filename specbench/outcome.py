@@ -17,3 +17,5 @@ class Outcome:
     metrics: dict | None = None
     #: None for a plain run.
     job_name: str | None = None
+    #: Why a job failed; None where it did not.
+    error: str | None = None

@@ -29,7 +29,7 @@ from specbench.evals.task import Task, measured_requests
 from specbench.generate import GenerateRequest
 from specbench.model_choice import ModelChoice, choose_draft, choose_model
 from specbench.recorded_drafts import AUTO, check_drafts, drafts_sha256
-from specbench.records import ModelIdentity, RunRecord
+from specbench.records import DataIdentity, ModelIdentity, RunRecord
 from specbench.run_config import CheckpointFacts, RunConfig, SpecConfig, resolve
 from specbench.run_directory import EventLog, RunDirectory
 
@@ -174,24 +174,45 @@ def _check_gates(plan: Plan) -> None:
         from specbench.reports.gates import check_gates, parse_gates
         from specbench.reports.metrics import compute_metrics
 
-        skeleton = compute_metrics(_record_to_be(plan), EventLog())
+        skeleton = compute_metrics(
+            _record_to_be(plan.config, plan.choice, plan.num_modules, plan.task.data), EventLog()
+        )
         check_gates(parse_gates(report.gates), skeleton, has_baseline=report.baseline is not None)
 
 
-def _record_to_be(plan: Plan) -> RunRecord:
+def check_objective(config: RunConfig) -> None:
+    """UserError where what a searching sweeper is to be given can be no figure of a job."""
+    from specbench.reports.metric_path import check_path
+    from specbench.reports.metrics import compute_metrics
+
+    path = config.report.objective
+    if path is None:
+        raise UserError(
+            "report.objective: unset, and hydra/sweeper searches for something; say which path of metrics.json, such "
+            "as report.objective=throughput.output_token_per_s"
+        )
+    data = DataIdentity(config.eval.name, None, None, None, packaged=False)
+    choice = ModelChoice(config.model.name, config.model.name, Path(), None, packaged=False)
+    try:
+        check_path(compute_metrics(_record_to_be(config, choice, 0, data), EventLog()), path)
+    except UserError as error:
+        raise UserError(f"report.objective: {error}") from error
+
+
+def _record_to_be(config: RunConfig, choice: ModelChoice, num_modules: int, data: DataIdentity) -> RunRecord:
     """As much of run.json as decides which figures there will be."""
-    model = ModelIdentity(plan.choice.requested, plan.choice.ran, None, None, None, plan.choice.packaged)
+    model = ModelIdentity(choice.requested, choice.ran, None, None, None, choice.packaged)
     return RunRecord(
         status="running",
-        config=plan.config.to_dict(),
+        config=config.to_dict(),
         command="",
         version=__version__,
         commit=None,
         is_dirty=None,
         hardware={},
         packages={},
-        model=replace(model, num_modules=plan.num_modules),
-        data=plan.task.data,
+        model=replace(model, num_modules=num_modules),
+        data=data,
         acceptance_source="engine",
         started_at="",
     )
@@ -317,7 +338,7 @@ def fingerprint(plan: Plan, model: ModelIdentity) -> dict[str, Any]:
     settings = plan.config.to_dict()
     for key in ("output_root", "dry_run", "strict"):
         del settings[key]
-    for key in ("gates", "baseline"):
+    for key in ("gates", "baseline", "objective"):
         del settings["report"][key]
     parts = {
         "config": _sha256(settings),

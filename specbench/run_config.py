@@ -205,6 +205,8 @@ class ReportConfig:
     gates: tuple[str, ...]
     #: Directory of the run that gates and report.md compare with.
     baseline: str | None
+    #: Address in metrics.json of what a sweeper that searches, such as optuna, is given for each job.
+    objective: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,15 +19,13 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.generate import GenerateResult
-from specbench.outcome import Outcome
 from specbench.records import EngineStep, RunRecord
+from specbench.reports.table import ReportTable
 from specbench.reports.terminal_summary import SummaryRow, summary_rows
 
 #: Redrawing takes time from the run: this often and no more.
 REFRESH_S = 0.25
 ROW_STYLES = {"plain": "", "good": "green", "bad": "bold red"}
-#: Printed for what was not measured.
-NOT_MEASURED = "n/a"
 
 
 def say(line: str) -> None:
@@ -129,40 +127,18 @@ def _drawn(rows: Iterable[SummaryRow]) -> Table:
     return table
 
 
-def print_sweep_table(outcomes: Sequence[Outcome]) -> None:
-    """One row a job: tabs between the cells where stdout is no terminal."""
-    columns = ("job", "status", "accuracy", "tokens/s", "length", "rate", "output check", "directory")
-    rows = [
-        (outcome.job_name or "", outcome.status, *_sweep_cells(outcome.metrics), str(outcome.directory or ""))
-        for outcome in outcomes
-    ]
+def print_table(table: ReportTable) -> None:
+    """A table of a report and its notes: tabs between the cells where stdout is no terminal."""
+    rows = [[cell.text for cell in row] for row in table.rows]
     if not sys.stdout.isatty():
-        for row in (columns, *rows):
+        for row in (table.header, *rows):
             print("\t".join(row))
-        return
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    Console(highlight=False).print(table)
-
-
-def _sweep_cells(metrics: dict | None) -> list[str]:
-    if metrics is None:
-        return [NOT_MEASURED] * 5
-    return [
-        _percent(metrics["eval"]["accuracy"]),
-        _number(metrics["throughput"]["output_token_per_s"], "{:,.1f}"),
-        _number(metrics["acceptance"]["acceptance_length"], "{:.2f}"),
-        _percent(metrics["acceptance"]["acceptance_rate"]),
-        metrics["checks"]["output"]["status"],
-    ]
-
-
-def _percent(rate: float | None) -> str:
-    return _number(rate, "{:.2%}").replace("%", " %")
-
-
-def _number(value: float | None, form: str) -> str:
-    return NOT_MEASURED if value is None else form.format(value)
+    else:
+        drawn = Table()
+        for column, name in enumerate(table.header):
+            drawn.add_column(name, overflow="fold", justify="left" if column < table.num_text_columns else "right")
+        for row in rows:
+            drawn.add_row(*map(Text, row))
+        Console(highlight=False).print(drawn)
+    for note in table.notes:
+        print(f"note: {note}")

@@ -31,6 +31,7 @@ FLOORS = (
     ("machinery",),
     ("beside_plain",),
     ("benchmark", "doctor"),
+    ("sweep",),
     ("cli",),
 )
 #: The same inside the engine.

@@ -107,8 +107,8 @@ def pair_changes(base: ComparedRun, new: ComparedRun, grounds: Comparability) ->
     answers = paired_answers(base, new) if grounds.has_paired_answers else None
     sums = _paired_drafts(base, new) if grounds.is_paired else []
     tested = [change for pair in sums for change in _tested_sums(*pair, _families(base, new))]
-    tested += _tested_accuracy(answers)
-    tested += [] if grounds.void_of_speed else _tested_speed(base, new)
+    tested += tested_accuracy(answers)
+    tested += [] if grounds.void_of_speed else tested_speed(base, new)
     by_path = {one.figure.path: one for one in [*_untested(base, new), *tested]}
     changes = {one.figure.path: one for one in _adjusted([_judged(one, equal_k, grounds) for one in by_path.values()])}
     if answers is not None:
@@ -217,7 +217,7 @@ def _tested(figure: Figure, family: Family, difference: Difference, p_value: flo
     )
 
 
-def _tested_accuracy(answers: PairedAnswers | None) -> list[Change]:
+def tested_accuracy(answers: PairedAnswers | None) -> list[Change]:
     """McNemar where each sample was asked once; else the swap test, which keeps a sample's repeats together."""
     if answers is None:
         return []
@@ -226,7 +226,7 @@ def _tested_accuracy(answers: PairedAnswers | None) -> list[Change]:
     return [change if exact is None else replace(change, p_value=exact)]
 
 
-def _tested_speed(base: ComparedRun, new: ComparedRun) -> list[Change]:
+def tested_speed(base: ComparedRun, new: ComparedRun) -> list[Change]:
     """The speed figures of the benchmark over repeats; none where a run has fewer than three, or was resumed."""
     if min(num_repeats(base), num_repeats(new)) < MIN_REPEATS:
         return []

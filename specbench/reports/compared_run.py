@@ -23,7 +23,7 @@ _TOLD_BY_VALUE = ("spec.rejection_sample_method",)
 #: Settings that change nothing that is measured.
 SILENT_SETTINGS = (
     *("output_root", "dry_run", "strict"),
-    *("report.name", "report.formats", "report.gates", "report.baseline"),
+    *("report.name", "report.formats", "report.gates", "report.baseline", "report.objective"),
 )
 
 
