@@ -340,7 +340,7 @@ def test_help_and_mistakes_import_nothing_heavy(tmp_path: Path) -> None:
         "import sys; from specbench.cli import main; main(sys.argv[1:]); "
         "print([name for name in ('torch', 'transformers', 'datasets', 'pandas') if name in sys.modules])"
     )
-    for argv in (["--help"], ["+model=inklin"], ["+model=inkling", "spec.num_speculative_tokens=9", "spec=mtp_multi"]):
+    for argv in (["--help"], ["+model=inklin"], ["+model=inkling", "spec.num_speculative_tokens=9", "engine.device=cpu"]):
         done = subprocess.run(
             [sys.executable, "-c", program, *argv], cwd=tmp_path, capture_output=True, text=True, check=True
         )
@@ -348,7 +348,8 @@ def test_help_and_mistakes_import_nothing_heavy(tmp_path: Path) -> None:
 
 
 def test_the_real_engine_from_another_directory(tmp_path: Path) -> None:
-    done = specbench("+model=inkling", "spec=mtp8", "eval.num_samples=4", "load.concurrency=2", cwd=tmp_path)
+    overrides = ("engine.device=cpu", "eval.num_samples=4", "load.concurrency=2")
+    done = specbench("+model=inkling", "spec=mtp8", *overrides, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     (run,) = tmp_path.rglob("run.json")
     record = json.loads(run.read_text())
