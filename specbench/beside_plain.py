@@ -61,8 +61,6 @@ def run_beside_plain(
     baseline = _time_both(plan, sides, num_timed, clock) if num_timed else BesidePlain(no_baseline, None)
     if num_law_draws is None:
         return baseline
-    if spec.rejection_sample_method == "synthetic":
-        return BesidePlain(baseline.notices, _not_applicable("drafts are accepted by coins, whatever they are"))
     requests = [request for request in plan.requests if request.repeat == 0]
     first = [result for result in measured if result.record.repeat == 0]
     return BesidePlain(baseline.notices, check_losslessness(sides, requests, first, num_law_draws, terminal.status))

@@ -340,7 +340,11 @@ def test_help_and_mistakes_import_nothing_heavy(tmp_path: Path) -> None:
         "import sys; from specbench.cli import main; main(sys.argv[1:]); "
         "print([name for name in ('torch', 'transformers', 'datasets', 'pandas') if name in sys.modules])"
     )
-    for argv in (["--help"], ["+model=inklin"], ["+model=inkling", "spec.num_speculative_tokens=9", "engine.device=cpu"]):
+    for argv in (
+        ["--help"],
+        ["+model=inklin"],
+        ["+model=inkling", "spec.num_speculative_tokens=9", "engine.device=cpu"],
+    ):
         done = subprocess.run(
             [sys.executable, "-c", program, *argv], cwd=tmp_path, capture_output=True, text=True, check=True
         )
