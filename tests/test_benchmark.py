@@ -73,6 +73,14 @@ def test_repeats_run_every_sample_again(script: Script, config: RunConfig) -> No
     assert outcome.metrics["requests"]["completed"] == 30
 
 
+def test_neither_warm_up_nor_a_repeat_warms_the_next(script: Script, config: RunConfig) -> None:
+    benchmark.run(replace(config, load=replace(config.load, repeats=3)), INVOCATION)
+    assert script.seen_at_reset == [4, 14, 24]  # behind four warm-up requests, and behind ten and twenty of the samples
+    script.seen_at_reset.clear()
+    benchmark.run(replace(config, load=replace(config.load, repeats=3, reset_cache=False)), INVOCATION)
+    assert script.seen_at_reset == []
+
+
 def test_two_runs_never_share_a_directory(script: Script, config: RunConfig) -> None:
     assert benchmark.run(config, INVOCATION).directory != benchmark.run(config, INVOCATION).directory
 
