@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from scipy.stats import chi2
 
+from specbench.engine.sampling.drafting import DraftSampling
 from specbench.engine.sampling.verification import (
     ACCEPTANCE_RULES,
     Laws,
@@ -182,3 +184,75 @@ def test_synthetic_acceptance_rejects_what_is_missing():
         assert verdict.token_ids[0, : accepted + 1].tolist() == tokens
     none = accept_at_rates(torch.tensor([[2, 3, 4]]), windows([5, 6]), torch.zeros(2))
     assert none.num_accepted.tolist() == [0]
+
+
+# ---- The law of many windows at once: what is wrong by a third of a percent shows
+
+NUM_WINDOWS = 200_000
+#: Target and drafter: probabilities of the next token, [vocab, vocab], by the token before it.
+CHAINS = {
+    "too_sure": (torch.full((3, 3), 1 / 3), torch.tensor([[0.6, 0.3, 0.1], [0.1, 0.6, 0.3], [0.3, 0.1, 0.6]])),
+    "other": (
+        torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.3, 0.3, 0.4]]),
+        torch.tensor([[0.2, 0.5, 0.3], [0.6, 0.3, 0.1], [0.1, 0.8, 0.1]]),
+    ),
+    "no_mass": (
+        torch.tensor([[0.5, 0.0, 0.5], [0.0, 0.3, 0.7], [0.3, 0.7, 0.0]]),
+        torch.tensor([[0.2, 0.8, 0.0], [0.5, 0.5, 0.0], [0.1, 0.0, 0.9]]),
+    ),
+}
+
+
+def verified_windows(rule, target: torch.Tensor, draft: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Drafts drawn and verified behind a token 0 in many requests: token ids [num_windows, k + 1], those behind the
+    emitted ones drawn from the target, and accepted counts."""
+    every = torch.arange(NUM_WINDOWS)
+    sampling = DraftSampling(
+        probabilities=torch.zeros(NUM_WINDOWS, k, 3),
+        rows=every,
+        temperature=torch.ones(NUM_WINDOWS),
+        keys=every,
+        window_start=torch.full_like(every, 7),
+    )
+    context = [torch.zeros_like(every)]
+    for index in range(k):
+        context.append(sampling.draw(index, draft[context[-1]].log()))
+    of = Laws(target[torch.stack(context, 1)].log(), torch.zeros(NUM_WINDOWS, k + 1), sampling.probabilities, every)
+    drafts = torch.stack(context[1:], 1)
+    full = torch.full_like(every, k)
+    many = Windows(every, drafts, full, torch.ones_like(every), every, torch.full_like(every, 7))
+    verdict = verify_draws(rule, many, of, 8 + torch.arange(k + 1).expand(NUM_WINDOWS, -1))
+    tokens, generator = verdict.token_ids, torch.Generator().manual_seed(0)
+    for column in range(1, k + 1):
+        drawn = torch.multinomial(target[tokens[:, column - 1]], 1, generator=generator)[:, 0]
+        tokens[:, column] = torch.where(column < verdict.num_sampled, tokens[:, column], drawn)
+    return tokens, verdict.num_accepted
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("rule", ACCEPTANCE_RULES.values())
+def test_a_window_has_the_targets_law(rule, chain: str, k: int):
+    target, draft = CHAINS[chain]
+    tokens, num_accepted = verified_windows(rule, target, draft, k)
+    assert set(num_accepted.tolist()) == set(range(k + 1))
+    law = torch.ones(1)
+    for before in torch.cartesian_prod(*[torch.arange(3)] * (k + 1)).view(-1, k + 1).unbind():
+        pairs = zip([0, *before[:-1].tolist()], before.tolist(), strict=True)
+        law = torch.cat([law, torch.tensor([float(torch.stack([target[pair] for pair in pairs]).prod())])])
+    counts = torch.bincount((tokens * 3 ** torch.arange(k, -1, -1)).sum(dim=1), minlength=3 ** (k + 1))
+    possible = law[1:] > 0
+    assert counts[~possible].sum() == 0
+    expected = law[1:][possible] * NUM_WINDOWS
+    statistic = float(((counts[possible] - expected) ** 2 / expected).sum())
+    assert chi2.sf(statistic, int(possible.sum()) - 1) > 1e-4
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_block_verification_never_accepts_less(chain: str):
+    """Sun et al. 2024, theorem 2; equal where k is 1."""
+    for k in (1, 2, 3):
+        standard, block = (verified_windows(rule, *CHAINS[chain], k)[1] for rule in (standard_rule, block_rule))
+        if k == 1:
+            assert torch.equal(standard, block)
+        assert float(block.double().mean()) >= float(standard.double().mean()) - 0.01
