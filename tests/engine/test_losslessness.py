@@ -60,10 +60,42 @@ def check(folder: Path, requests: list[GenerateRequest], num_draws: int, **field
     return check_losslessness(sides, requests, measured, num_draws, lambda message: None)
 
 
-@pytest.mark.parametrize("method", ["standard", "block"])
-def test_draws_verified_rightly_follow_the_law(folder: Path, method: str):
+@pytest.fixture(scope="module")
+def draft_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft model of the same few tokens, and of a context that ends before the target's."""
+    return build_tiny_inkling(
+        tmp_path_factory.mktemp("draft"),
+        num_modules=0,
+        seed=3,
+        vocab_size=8,
+        unpadded_vocab_size=VOCAB,
+        num_hidden_layers=2,
+        model_max_length=12,
+    )
+
+
+@pytest.mark.parametrize(
+    ("proposer", "method"),
+    [
+        ("mtp_multi", "block"),
+        ("mtp_single", "standard"),
+        ("draft_model", "block"),
+        pytest.param("mtp_multi", "standard", marks=pytest.mark.slow),
+        pytest.param("mtp_single", "block", marks=pytest.mark.slow),
+        pytest.param("draft_model", "standard", marks=pytest.mark.slow),
+    ],
+)
+def test_draws_verified_rightly_follow_the_law(folder: Path, draft_folder: Path, proposer: str, method: str):
     requests = requests_of(16, temperature=1.0, seed=5)
-    found = check(folder, requests, 120, draft_sample_method="probabilistic", rejection_sample_method=method)
+    found = check(
+        folder,
+        requests,
+        120,
+        proposer=proposer,
+        draft_checkpoint=str(draft_folder),
+        draft_sample_method="probabilistic",
+        rejection_sample_method=method,
+    )
     assert [(cell.acceptance, cell.status) for cell in found.cells] == [
         ("argmax", "identical"),
         (method, "consistent"),
