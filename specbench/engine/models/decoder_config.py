@@ -90,6 +90,10 @@ def parse_decoder_config(
     """What every plain decoder writes alike, around what its family has found out."""
     config = top_section(checkpoint)
     config.check_fixed("hidden_act", "silu")
+    quantisation = config.subsection("quantization_config")
+    if quantisation is not None:
+        method = quantisation.optional("quant_method")
+        config.fail("quantization_config", f"weights quantised by {method} are not implemented; use the original's")
     hidden_size, num_heads = config.count("hidden_size"), config.count("num_attention_heads")
     num_kv_heads = config.count("num_key_value_heads", default=num_heads)
     head_dim = config.count("head_dim", default=hidden_size // num_heads)

@@ -118,6 +118,7 @@ def test_where_the_ids_that_end_a_text_come_from(tmp_path: Path) -> None:
         (LLAMA | {"hidden_size": "64"}, "key hidden_size: expected a positive number, found '64'"),
         (LLAMA | {"num_hidden_layers": 1.5}, "key num_hidden_layers: expected a whole number, found 1.5"),
         (LLAMA | {"hidden_act": "gelu"}, "key hidden_act: 'gelu' is not implemented, only 'silu'"),
+        (LLAMA | {"quantization_config": {"quant_method": "gptq"}}, "weights quantised by gptq are not implemented"),
         (LLAMA | {"num_key_value_heads": 3}, "key num_key_value_heads: 3 does not divide 4 heads"),
         (LLAMA | {"head_dim": 15}, "key head_dim: 15 is odd"),
         (LLAMA | {"attention_bias": "yes"}, "key attention_bias: expected true or false, found 'yes'"),
