@@ -39,20 +39,23 @@ class VisibilityMask:
         self._offsets = torch.tensor(offsets, dtype=dtype, device=device)
 
     def __call__(self, columns: Tensor, group: int) -> Tensor:
-        """columns [B, 1, 1, Q, K], as SegmentKeys has them -> [B, 1, group * Q, K], where `group` query heads share a
+        """columns [B, 1, 1, Q, K], as SegmentKeys has them -> [B, 1, Q * group, K], where `group` query heads share a
         key head."""
         num_reqs, _, _, num_rows, num_keys = columns.shape
-        mask = self._offsets.take(columns).expand(-1, -1, group, -1, -1)
-        return mask.reshape(num_reqs, 1, group * num_rows, num_keys)
+        mask = self._offsets.take(columns).transpose(2, 3).expand(-1, -1, -1, group, -1)
+        return mask.reshape(num_reqs, 1, num_rows * group, num_keys)
 
 
 def attend_masked(query: Tensor, kv_cache: Tensor, slots: Tensor, mask: Tensor, scale: float) -> Tensor:
     """One block of requests with the same number of rows and of keys, under a mask.
 
-    query [B, Q, heads, d], kv_cache [slots + 1, 2, kv_heads, d], slots [B * K], mask [B, 1, group * Q, K]
-    -> [B * Q, heads * d].
+    query [B, Q * group, kv_heads, d], kv_cache [slots + 1, 2, kv_heads, d], slots [B * K], mask [B, 1, Q * group, K]
+    -> as the query. Heads that share a key head are rows of it, which is read once; nothing is copied on the way.
     """
-    return _attend(_by_key_head(query, kv_cache.shape[2]), kv_cache, slots, mask, scale)
+    keys, values = _gather(kv_cache, slots, len(query))
+    return F.scaled_dot_product_attention(query.transpose(1, 2), keys, values, attn_mask=mask, scale=scale).transpose(
+        1, 2
+    )
 
 
 def attend(
@@ -63,12 +66,17 @@ def attend(
     query [B, Q, heads, d], relative [B, Q, heads, d_rel], kv_cache [slots + 1, 2, kv_heads, d], slots [B * K],
     columns [B, 1, 1, Q, K] -> [B * Q, heads * d].
     """
+    num_reqs, num_rows, num_heads, head_dim = query.shape
     num_kv_heads = kv_cache.shape[2]
-    grouped = _by_key_head(query, num_kv_heads)
     by_column = F.linear(_by_key_head(relative, num_kv_heads), bias.weight, bias.offset)
     # [B, kv_heads, group, Q, extent + 2] -> [B, kv_heads, group, Q, K]
     scores = by_column.gather(-1, columns.expand(-1, num_kv_heads, by_column.shape[2], -1, -1))
-    return _attend(grouped, kv_cache, slots, scores.flatten(2, 3), scale)
+    keys, values = _gather(kv_cache, slots, num_reqs)
+    output = F.scaled_dot_product_attention(
+        _by_key_head(query, num_kv_heads).flatten(2, 3), keys, values, attn_mask=scores.flatten(2, 3), scale=scale
+    )
+    output = output.view(num_reqs, num_kv_heads, -1, num_rows, head_dim).permute(0, 3, 1, 2, 4)
+    return output.reshape(num_reqs * num_rows, num_heads * head_dim)
 
 
 def _by_key_head(rows: Tensor, num_kv_heads: int) -> Tensor:
@@ -77,14 +85,8 @@ def _by_key_head(rows: Tensor, num_kv_heads: int) -> Tensor:
     return rows.view(num_reqs, num_rows, num_kv_heads, num_heads // num_kv_heads, -1).permute(0, 2, 3, 1, 4)
 
 
-def _attend(grouped: Tensor, kv_cache: Tensor, slots: Tensor, bias: Tensor, scale: float) -> Tensor:
-    # grouped: [B, kv_heads, group, Q, d]; bias: [B, kv_heads or 1, group * Q, K], added to the scores
-    num_reqs, num_kv_heads, group, num_rows, head_dim = grouped.shape
-    # Heads of a group become rows of their key head, which is read once.
-    query = grouped.reshape(num_reqs, num_kv_heads, group * num_rows, head_dim)
-    keys, values = kv_cache.index_select(0, slots).view(num_reqs, -1, 2, num_kv_heads, head_dim).unbind(2)
-    output = F.scaled_dot_product_attention(
-        query, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=bias, scale=scale
-    )
-    output = output.view(num_reqs, num_kv_heads, group, num_rows, head_dim).permute(0, 3, 1, 2, 4)
-    return output.reshape(num_reqs * num_rows, num_kv_heads * group * head_dim)
+def _gather(kv_cache: Tensor, slots: Tensor, num_reqs: int) -> tuple[Tensor, Tensor]:
+    """Keys and values at the slots of each request, [B, kv_heads, K, d] each."""
+    stored = kv_cache.index_select(0, slots).view(num_reqs, -1, *kv_cache.shape[1:])
+    keys, values = stored.unbind(2)
+    return keys.transpose(1, 2), values.transpose(1, 2)

@@ -87,17 +87,23 @@ class RelativeAttention:
 
     def _attend(self, query: Tensor, relative: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
         # query: [T, heads, d]; relative: [T, heads, d_rel] -> [T, heads * d]
-        def attend_segment(index: int, shape: tuple[int, ...], query: Tensor, relative: Tensor) -> Tensor:
-            keys = metadata.segments[index].keys[self._kv_group]
+        def attend_segment(index: int, query: Tensor, relative: Tensor) -> Tensor:
+            segment = metadata.segments[index]
+            shape = (segment.num_reqs, segment.num_rows, self._num_heads, -1)
+            keys = segment.keys[self._kv_group]
             return attend(
                 query.view(shape), relative.view(shape), kv_cache, keys.slots, keys.columns, self._bias, self._scale
             )
 
-        return _by_segment(attend_segment, metadata, query, relative)
+        return _by_segment(attend_segment, metadata, query, relative).view(len(query), -1)
 
 
 class RotaryAttention:
-    """One attention layer. Query, key and value projections are one matrix, in this order."""
+    """One attention layer. Query, key and value projections are one matrix, in this order.
+
+    Query heads lie by their place in the group that shares a key head, then by key head, so that a group's heads are
+    rows of their key head as they stand (see `by_group`).
+    """
 
     def __init__(
         self,
@@ -131,39 +137,49 @@ class RotaryAttention:
         masks: Sequence[Tensor],
         kv_cache: Tensor,
     ) -> Tensor:
-        # x: [T, hidden]; masks: one a segment, [B, 1, group * Q, K]; kv_cache: [slots + 1, 2, kv_heads, d]
-        num_tokens = x.shape[0]
+        # x: [T, hidden]; masks: one a segment, [B, 1, Q * group, K]; kv_cache: [slots + 1, 2, kv_heads, d]
+        num_tokens = len(x)
         heads = self._input_projection(x).view(num_tokens, -1, self._head_dim)
         turned = heads[:, : self._num_heads + self._num_kv_heads]
         if self._head_norm is not None:
             turned.copy_(self._head_norm(turned))
         rotation.apply_(turned)
-        query, stored = heads.split((self._num_heads, 2 * self._num_kv_heads), 1)
-        stored = stored.unflatten(1, (2, self._num_kv_heads))
+        stored = heads[:, self._num_heads :].view(num_tokens, 2, self._num_kv_heads, self._head_dim)
         kv_cache.index_put_((metadata.slot_mapping[self._kv_group],), stored)
+        attended = self._attend(heads[:, : self._num_heads], metadata, masks, kv_cache)
+        return self._output_projection(attended.reshape(num_tokens, -1))
 
-        def attend_segment(index: int, shape: tuple[int, ...], query: Tensor) -> Tensor:
-            slots = metadata.segments[index].keys[self._kv_group].slots
-            return attend_masked(query.view(shape), kv_cache, slots, masks[index], self._scale)
+    def _attend(self, query: Tensor, metadata: AttentionMetadata, masks: Sequence[Tensor], kv_cache: Tensor) -> Tensor:
+        # query: [T, heads, d] -> [T, heads * d] in any shape
+        def attend_segment(index: int, query: Tensor) -> Tensor:
+            segment = metadata.segments[index]
+            rows = query.reshape(segment.num_reqs, -1, self._num_kv_heads, self._head_dim)
+            return attend_masked(rows, kv_cache, segment.keys[self._kv_group].slots, masks[index], self._scale)
 
-        return self._output_projection(_by_segment(attend_segment, metadata, query))
+        return _by_segment(attend_segment, metadata, query)
+
+
+def by_group(heads: Tensor, num_kv_heads: int, head_dim: int) -> Tensor:
+    """Rows of query heads in a checkpoint's order, by key head and then by place in its group -> in RotaryAttention's.
+
+    [heads * d, ...] -> the same shape.
+    """
+    by_key_head = heads.unflatten(0, (num_kv_heads, -1, head_dim))
+    return by_key_head.transpose(0, 1).reshape(heads.shape)
 
 
 def _by_segment(
     attend_segment: Callable[..., Tensor], metadata: AttentionMetadata, query: Tensor, *others: Tensor
 ) -> Tensor:
-    """[T, heads, d] and others of its rows -> [T, heads * d]. `attend_segment` takes a segment's index, the shape
-    [B, Q, heads, -1] that it views them in, and the segment's rows of each."""
-    num_heads = query.shape[1]
+    """[T, heads, d] and others of its rows -> [T, heads * d] in any shape. `attend_segment` takes a segment's index and
+    its rows of each."""
     output = None
     for index, segment in enumerate(metadata.segments):
-        shape = (segment.num_reqs, segment.num_rows, num_heads, -1)
         if segment.rows is None:
-            return attend_segment(index, shape, query, *others)
+            return attend_segment(index, query, *others)
         if output is None:
-            output = query.new_empty(len(query), num_heads * query.shape[2])
-        output[segment.rows] = attend_segment(
-            index, shape, query[segment.rows], *(other[segment.rows] for other in others)
-        )
+            output = torch.empty_like(query)
+        attended = attend_segment(index, query[segment.rows], *(other[segment.rows] for other in others))
+        output[segment.rows] = attended.reshape(-1, *query.shape[1:])
     assert output is not None
     return output

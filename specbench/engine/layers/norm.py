@@ -29,6 +29,7 @@ class RMSNorm:
         # x: [..., *weight.shape]
         if self._is_fused:
             return F.rms_norm(x, self._shape, eps=self._eps) * self._weight
-        # On a CPU F.rms_norm runs as seven small operations; these are four.
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        return (x / torch.hypot(length, self._root) * self._scaled_weight).to(x.dtype)
+        # On a CPU F.rms_norm runs as seven small operations; these are four, and a cast each way where x is narrow.
+        wide = x.float()
+        length = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), self._root)
+        return wide.div(length).mul_(self._scaled_weight).to(x.dtype)

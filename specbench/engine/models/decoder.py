@@ -15,7 +15,7 @@ from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.weights import WeightReader
 from specbench.engine.kernels.attention import VisibilityMask
-from specbench.engine.layers.attention import RotaryAttention
+from specbench.engine.layers.attention import RotaryAttention, by_group
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.embedding import Embedding, LogitsHead
 from specbench.engine.layers.linear import Linear
@@ -37,7 +37,7 @@ from specbench.engine.models.target import TargetModel
 
 # group name -> pool
 Caches = Mapping[str, CachePool]
-# group name -> one mask a segment, [B, 1, group * Q, K]
+# group name -> one mask a segment, [B, 1, Q * group, K]
 Masks = Mapping[str, Sequence[Tensor]]
 
 
@@ -57,8 +57,8 @@ class DecoderLayer:
         self._mlp: GatedMLP | MixtureOfExperts
         if experts is None:
             self._mlp = GatedMLP(
-                _read_linear(weights, prefix + "mlp.", ("gate_proj", "up_proj"), config.has_mlp_bias),
-                _read_linear(weights, prefix + "mlp.", ("down_proj",), config.has_mlp_bias),
+                Linear(*_read_projections(weights, prefix + "mlp.", ("gate_proj", "up_proj"), config.has_mlp_bias)),
+                Linear(*_read_projections(weights, prefix + "mlp.", ("down_proj",), config.has_mlp_bias)),
             )
         else:
             self._mlp = _read_experts(experts, weights, prefix + "mlp.")
@@ -72,10 +72,12 @@ class DecoderLayer:
         return x + self._mlp(self._mlp_norm(x))
 
 
-def _read_linear(weights: WeightReader, prefix: str, names: Sequence[str], has_bias: bool) -> Linear:
-    """Projections of the same input as one."""
+def _read_projections(
+    weights: WeightReader, prefix: str, names: Sequence[str], has_bias: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Projections of the same input as one: weight and bias."""
     weight = weights.read_rows([f"{prefix}{name}.weight" for name in names])
-    return Linear(weight, weights.read_rows([f"{prefix}{name}.bias" for name in names]) if has_bias else None)
+    return weight, weights.read_rows([f"{prefix}{name}.bias" for name in names]) if has_bias else None
 
 
 def _read_attention(config: DecoderConfig, weights: WeightReader, prefix: str, kv_group: str) -> RotaryAttention:
@@ -86,12 +88,18 @@ def _read_attention(config: DecoderConfig, weights: WeightReader, prefix: str, k
             weights.read(prefix + "k_norm.weight").expand(config.num_kv_heads, -1),
         )
         head_norm = RMSNorm(torch.cat(norms), config.rms_norm_eps)
+    has_bias = config.has_attention_bias
+    inputs, input_bias = _read_projections(weights, prefix, ("q_proj", "k_proj", "v_proj"), has_bias)
+    outputs, output_bias = _read_projections(weights, prefix, ("o_proj",), has_bias)
+    for of_queries in (inputs, outputs.T, *([] if input_bias is None else [input_bias])):
+        queries = of_queries[: config.query_width]
+        queries.copy_(by_group(queries, config.num_kv_heads, config.head_dim))
     return RotaryAttention(
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        input_projection=_read_linear(weights, prefix, ("q_proj", "k_proj", "v_proj"), config.has_attention_bias),
-        output_projection=_read_linear(weights, prefix, ("o_proj",), config.has_attention_bias),
+        input_projection=Linear(inputs, input_bias),
+        output_projection=Linear(outputs, output_bias),
         head_norm=head_norm,
         kv_group=kv_group,
     )
