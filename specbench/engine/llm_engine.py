@@ -22,7 +22,7 @@ from specbench.engine.execution.model_runner import ModelRunner
 from specbench.engine.execution.request_state import RequestState
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.models.model_config import ModelConfig
-from specbench.engine.models.registry import build_model, load_model_config, target_cache_groups, weight_bytes
+from specbench.engine.models.registry import build_model, load_model_config, target_cache_groups, target_weight_bytes
 from specbench.engine.output_stream import OutputStream
 from specbench.engine.proposer_table import PROPOSERS
 from specbench.engine.proposers.proposer import ProposerRequirements
@@ -376,7 +376,7 @@ def _plan_memory(
     """The k + 1 rows of logits of a full batch exist once a step: they are counted as if they stayed."""
     num_logits = min(config.max_num_seqs * (config.num_speculative_tokens + 1), config.max_num_batched_tokens)
     fixed_bytes = {
-        "target_weights": weight_bytes(checkpoint, config.dtype, num_modules=0)[0],
+        "target_weights": target_weight_bytes(checkpoint, config.dtype, config.device),
         "draft_weights": requirements.weight_bytes,
         "logits": num_logits * model_config.vocab_size * torch.float32.itemsize,
         "draft_probabilities": draft_probability_bytes(config, model_config.vocab_size),

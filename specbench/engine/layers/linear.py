@@ -15,7 +15,7 @@ class Linear:
     """x -> x weight^T + bias."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._is_packed = can_be_packed(weight)
+        self._is_packed = is_packed(weight.dtype, weight.device)
         #: [outputs, inputs]
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self._is_packed else weight
         #: [outputs]
@@ -28,7 +28,7 @@ class Linear:
         return F.linear(x, self._weight, self._bias)
 
 
-def can_be_packed(weight: Tensor) -> bool:
-    """Whether oneDNN multiplies by such a matrix on this machine."""
-    is_bf16_on_cpu = weight.device.type == "cpu" and weight.dtype == torch.bfloat16
+def is_packed(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether matrices are kept in oneDNN's order: in bf16, on a CPU that computes in it."""
+    is_bf16_on_cpu = device.type == "cpu" and dtype == torch.bfloat16
     return is_bf16_on_cpu and torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()

@@ -18,7 +18,7 @@ from specbench.engine.kernels.attention import VisibilityMask
 from specbench.engine.layers.attention import RotaryAttention, by_group
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.embedding import Embedding, LogitsHead
-from specbench.engine.layers.linear import Linear
+from specbench.engine.layers.linear import Linear, is_packed
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.mlp import GatedMLP
 from specbench.engine.layers.moe import MixtureOfExperts, SoftmaxRouter
@@ -143,7 +143,9 @@ class DecoderModel:
         }
         #: attention group name -> distances that are told apart: those within the window, none where all are seen
         self.relative_extents = {group.name: group.window or 0 for group in self._cache_groups}
-        self.num_bytes = weights.num_bytes
+        #: A packed head holds the tied token table anew.
+        is_head_copied = config.is_tied and is_packed(weights.dtype, weights.device)
+        self.num_bytes = weights.num_bytes + (table.nbytes if is_head_copied else 0)
 
     def cache_groups(self) -> tuple[CacheGroupSpec, ...]:
         """What the target keeps per token."""

@@ -91,6 +91,11 @@ class InklingConfig:
     chain_hidden_post_norm: bool
 
     @property
+    def is_tied(self) -> bool:
+        """Whether the head is the token table."""
+        return False
+
+    @property
     def num_layers(self) -> int:
         return len(self.local_layers)
 

@@ -28,6 +28,11 @@ class ModelConfig(Protocol):
     def hidden_size(self) -> int: ...
 
     @property
+    def is_tied(self) -> bool:
+        """Whether the head is the token table."""
+        ...
+
+    @property
     def num_modules(self) -> int:
         """MTP modules in the checkpoint."""
         ...

@@ -116,12 +116,23 @@ def num_parameters(checkpoint: Checkpoint) -> int:
     return sum(math.prod(entry.shape) for name, entry in checkpoint.tensors.items() if name not in redundant)
 
 
-def weight_bytes(checkpoint: Checkpoint, dtype: str, num_modules: int) -> tuple[int, int]:
-    """Bytes of the target's weights and of its first `num_modules` modules, before anything is loaded."""
+def target_weight_bytes(checkpoint: Checkpoint, dtype: str, device: str) -> int:
+    """Bytes of what `build_model` would hold, before anything is loaded."""
+    import torch
+
+    from specbench.engine.layers.linear import is_packed
+
+    config, size = load_model_config(checkpoint), _ELEMENT_SIZES[dtype]
+    is_head_copied = config.is_tied and is_packed(getattr(torch, dtype), torch.device(device))
+    head_copy = config.vocab_size * config.hidden_size * size if is_head_copied else 0
+    return FAMILIES[config.architecture].expected_tensors(config, 0).num_bytes(size) + head_copy
+
+
+def module_weight_bytes(checkpoint: Checkpoint, dtype: str, num_modules: int) -> int:
+    """Bytes of what `build_modules` would hold, before anything is loaded."""
     config = load_model_config(checkpoint)
     expected_tensors, size = FAMILIES[config.architecture].expected_tensors, _ELEMENT_SIZES[dtype]
-    target = expected_tensors(config, 0).num_bytes(size)
-    return target, expected_tensors(config, num_modules).num_bytes(size) - target
+    return expected_tensors(config, num_modules).num_bytes(size) - expected_tensors(config, 0).num_bytes(size)
 
 
 def target_cache_groups(checkpoint: Checkpoint, dtype: str) -> tuple[CacheGroupSpec, ...]:

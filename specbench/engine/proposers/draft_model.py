@@ -30,7 +30,7 @@ from specbench.engine.models.registry import (
     build_model,
     load_model_config,
     target_cache_groups,
-    weight_bytes,
+    target_weight_bytes,
 )
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
@@ -92,7 +92,7 @@ class DraftModel:
             ),
             num_prompt_lookahead=0,
             fixed_bytes=0,
-            weight_bytes=weight_bytes(self.checkpoint, self.config.dtype, num_modules=0)[0],
+            weight_bytes=target_weight_bytes(self.checkpoint, self.config.dtype, self.config.device),
         )
 
     def load(self, target: TargetModel) -> None:

@@ -20,7 +20,7 @@ import torch
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
 from specbench.engine.layers.metadata import AttentionMetadata, RowLayout
-from specbench.engine.models.registry import module_cache_groups, weight_bytes
+from specbench.engine.models.registry import module_cache_groups, module_weight_bytes
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.mtp_modules import DraftModules
 from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
@@ -81,7 +81,7 @@ class MultiModuleMTP:
             cache_groups=specs,
             num_prompt_lookahead=self.num_modules,
             fixed_bytes=self.max_num_seqs * self.window_size * hidden_size * specs[0].element_size,
-            weight_bytes=weight_bytes(self.checkpoint, self.config.dtype, self.num_modules)[1],
+            weight_bytes=module_weight_bytes(self.checkpoint, self.config.dtype, self.num_modules),
         )
 
     def load(self, target: TargetModel) -> None:

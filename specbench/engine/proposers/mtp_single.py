@@ -14,7 +14,7 @@ from dataclasses import replace
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
 from specbench.engine.layers.metadata import RowLayout
-from specbench.engine.models.registry import module_cache_groups, weight_bytes
+from specbench.engine.models.registry import module_cache_groups, module_weight_bytes
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.mtp_modules import DraftModules
 from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
@@ -39,7 +39,7 @@ class SingleModuleMTP:
             cache_groups=tuple(replace(spec, num_draft_slots=self.k - 1) for spec in specs),
             num_prompt_lookahead=1,
             fixed_bytes=0,
-            weight_bytes=weight_bytes(self.checkpoint, self.config.dtype, num_modules=1)[1],
+            weight_bytes=module_weight_bytes(self.checkpoint, self.config.dtype, num_modules=1),
         )
 
     def load(self, target: TargetModel) -> None:

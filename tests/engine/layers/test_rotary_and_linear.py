@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from specbench.engine.layers.linear import Linear, can_be_packed
+from specbench.engine.layers.linear import Linear, is_packed
 from specbench.engine.layers.rotary import RotaryEmbedding
 from specbench.engine.layers.rotary_config import RotaryConfig
 
@@ -43,5 +43,5 @@ def test_a_packed_matrix_gives_the_product_of_a_plain_one(num_rows: int, has_bia
 
 
 def test_only_bf16_on_a_cpu_is_packed() -> None:
-    assert not can_be_packed(torch.randn(4, 4))
-    assert not can_be_packed(torch.randn(4, 4, dtype=torch.bfloat16, device="meta"))
+    assert not is_packed(torch.float32, torch.device("cpu"))
+    assert not is_packed(torch.bfloat16, torch.device("meta"))
