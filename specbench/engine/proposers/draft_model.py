@@ -105,22 +105,12 @@ class DraftModel:
 
     def propose(self, batch: DraftBatch) -> None:
         layout = catch_up_layout(batch.query_start_loc_np, batch.is_chunk_np, batch.is_partial_np, self.device)
-        # [num_requests]: of the tokens from the target's first row on, those whose entries are good already
-        num_good = batch.num_valid.clamp_max(self.k).masked_fill(layout.is_chunk, 0)
-        first_position = batch.first_position + num_good
-        num_live = batch.num_valid + layout.num_sampled - num_good
-        num_live = torch.minimum(num_live, self.limit - first_position).clamp_min(0)
-        bounds = [bound + _MAX_MISSING for bound in batch.max_seq_lens_np]
-        metadata = self.metadata_builder.build(
-            batch.block_tables, RowLayout(layout.query_start_loc_np, first_position, num_live, bounds)
-        )
-        hidden = self._run(batch, layout.indices.request_of_row, metadata)
+        hidden = self._catch_up(batch, layout)
         if all(batch.is_partial_np):
             return
-        last_rows = layout.indices.query_start + (num_live - 1).clamp_min(0)
         # [num_requests]: of the row that gives the first draft
         position = batch.first_position + batch.num_valid + layout.num_sampled - 1
-        self._draft(0, batch, hidden[last_rows], position)
+        self._draft(0, batch, hidden, position)
         single_rows = tuple(range(len(batch.rows_np) + 1))
         requests = row_indices(single_rows, self.device).request_of_row
         for index in range(1, self.k):
@@ -131,6 +121,20 @@ class DraftModel:
                 batch.block_tables, RowLayout(single_rows, position, is_live, bounds)
             )
             self._draft(index, batch, self._run(batch, requests, metadata), position)
+
+    def _catch_up(self, batch: DraftBatch, layout: CatchUpLayout) -> Tensor:
+        """Run the tokens that the caches lack: the hidden of each request's newest token, [num_requests, hidden]."""
+        # [num_requests]: of the tokens from the target's first row on, those whose entries are good already
+        num_good = batch.num_valid.clamp_max(self.k).masked_fill(layout.is_chunk, 0)
+        first_position = batch.first_position + num_good
+        num_live = batch.num_valid + layout.num_sampled - num_good
+        num_live = torch.minimum(num_live, self.limit - first_position).clamp_min(0)
+        bounds = [bound + _MAX_MISSING for bound in batch.max_seq_lens_np]
+        metadata = self.metadata_builder.build(
+            batch.block_tables, RowLayout(layout.query_start_loc_np, first_position, num_live, bounds)
+        )
+        hidden = self._run(batch, layout.indices.request_of_row, metadata)
+        return hidden[layout.indices.query_start + (num_live - 1).clamp_min(0)]
 
     def capture(self) -> None:
         """Nothing is captured yet: every pass runs eagerly."""
