@@ -7,11 +7,9 @@ belong here: deciding (plan.py), running requests (engine/), judging records (re
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,25 +20,26 @@ from typing import Any
 
 from specbench import __version__, environment, terminal
 from specbench.arrivals import make_load
-from specbench.beside_plain import run_beside_plain, without_speculation
+from specbench.beside_plain import PlainSide, run_beside_plain, without_speculation
 from specbench.engine.config import EngineConfig
 from specbench.errors import UserError
 from specbench.evals.registry import load_task
-from specbench.evals.task import Task, rescore, score_result, warmup_requests
-from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Target
+from specbench.evals.task import rescore
+from specbench.generate import GenerateListener, GenerateResult, Target
 from specbench.machinery import Machinery, embedded_machinery
+from specbench.measuring import RunClock, StartedRun, measure
 from specbench.model_choice import choose_model
 from specbench.outcome import Outcome
 from specbench.plan import Plan, fingerprint, prepare
 from specbench.record_columns import EngineStepColumns
 from specbench.recorded_drafts import AUTO, DRAFTS_FILE, recorded_in, write_drafts
-from specbench.records import EngineStep, OutputCheck, RunRecord
+from specbench.records import BASELINE_FOLDER, OutputCheck, RunRecord
 from specbench.redaction import redact
 from specbench.reports.gates import gates_exit_code
 from specbench.reports.identities import broken_identities
 from specbench.reports.report_files import Report, recompute
 from specbench.run_config import ReportConfig, RunConfig
-from specbench.run_directory import METRICS_FILE, EventLog, Journal, RunDirectory
+from specbench.run_directory import METRICS_FILE, RUN_FILE, EventLog, RunDirectory
 
 FINGERPRINT_FILE = "fingerprint.json"
 ERROR_FILE = "error.json"
@@ -57,16 +56,6 @@ class Invocation:
     composed: str
     #: Names a sweep job's directory; None for a plain run.
     job_name: str | None
-
-
-class RunClock:
-    """Seconds since the run's start. A resumed run goes on behind its last recorded time."""
-
-    def __init__(self, from_s: float = 0.0) -> None:
-        self._zero_s = time.perf_counter() - from_s
-
-    def __call__(self) -> float:
-        return time.perf_counter() - self._zero_s
 
 
 # ---- The commands
@@ -133,6 +122,18 @@ def _rescored(path: Path, scorer: str) -> tuple[RunRecord, Report]:
 # ---- One run
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenRun:
+    """A run whose directory is there."""
+
+    plan: Plan
+    directory: RunDirectory
+    record: RunRecord
+    #: What an interrupted run left.
+    log: EventLog
+    clock: RunClock
+
+
 def execute(
     plan: Plan,
     directory: RunDirectory,
@@ -145,27 +146,62 @@ def execute(
     for line in plan.differences:
         terminal.status(f"resolved {line}")
     watch = environment.ProcessWatch()
-    record = _open_record(plan, directory, invocation, before)
-    clock = RunClock(from_s=_last_time(log))
-    requests = _unfinished(plan.requests, log)
-    with _honest_ending(record, directory, len(plan.requests)):
+    run = _open(plan, directory, invocation, log, before)
+    baseline = None if plan.baseline is None else _open_baseline(plan.baseline, directory, invocation)
+    with _honest_ending([run] if baseline is None else [run, baseline]):
         machinery = embedded_machinery()
-        engine = machinery.start_engine(_with_drafts(plan, machinery, directory, clock), clock, terminal.status)
-        record.memory = engine.memory_budget()
-        results = _in_order(plan, _earlier_results(plan, log) + _measure(plan, engine, directory, requests, log))
+        # The run without speculation goes first in each turn.
+        in_turns = [_start(one, machinery) for one in (baseline, run) if one is not None]
+        measured = measure(in_turns)
+        results = [_whole(*pair) for pair in zip(in_turns, measured, strict=True)]
         terminal.status("checking the output")
-        record.output_check = _check_output(plan.config, machinery, engine, results)
-        beside = run_beside_plain(plan, machinery, engine, results, clock)
-        record.notices += beside.notices
-        record.losslessness = beside.losslessness
-        directory.finalise()
-        record.hardware["at_end"] = environment.state() | {"other_processes": watch.heavy()}
-        record.status, record.error, record.finished_at = "finished", None, _now()
-        directory.write_run(record)
-        report = recompute(directory.path)
-    metrics = report.metrics
+        for one, found in zip(in_turns, results, strict=True):
+            one.record.memory = one.engine.memory_budget()
+            one.record.output_check = _check_output(one.plan.config, machinery, one.engine, found)
+        plain = None if baseline is None else PlainSide(in_turns[0].engine, results[0])
+        beside = run_beside_plain(plan, machinery, in_turns[-1].engine, results[-1], run.clock, plain)
+        run.record.notices += beside.notices
+        run.record.losslessness = beside.losslessness
+        *_, report = [_finish(one, watch) for one in in_turns]
+    metrics, record = report.metrics, run.record
     terminal.print_closing_table(record, metrics, record.notices[len(plan.notices) :], report.reading_files)
     return Outcome("finished", _exit_code(metrics) or _gates_exit_code(report), directory.path, metrics)
+
+
+def _open(
+    plan: Plan, directory: RunDirectory, invocation: Invocation, log: EventLog, before: RunRecord | None
+) -> OpenRun:
+    record = _open_record(plan, directory, invocation, before)
+    return OpenRun(plan, directory, record, log, RunClock(from_s=_last_time(log)))
+
+
+def _open_baseline(plan: Plan, directory: RunDirectory, invocation: Invocation) -> OpenRun:
+    """The run without speculation that takes turns with the one in `directory`, in a folder of that."""
+    path, own = directory.path / BASELINE_FOLDER, dataclasses.replace(invocation, composed="")
+    if not (path / RUN_FILE).exists():
+        return _open(plan, RunDirectory.create(path), own, EventLog(), None)
+    opened = RunDirectory.open(path)
+    return _open(plan, opened, own, opened.read_journal(), opened.read_run())
+
+
+def _start(run: OpenRun, machinery: Machinery) -> StartedRun:
+    config = _with_drafts(run.plan, machinery, run.directory, run.clock)
+    engine = machinery.start_engine(config, run.clock, terminal.status)
+    return StartedRun(run.plan, engine, run.directory, run.record, run.log, run.clock)
+
+
+def _whole(run: StartedRun, measured: list[GenerateResult]) -> list[GenerateResult]:
+    """What earlier segments measured too."""
+    return _in_order(run.plan, _earlier_results(run.plan, run.log) + measured)
+
+
+def _finish(run: StartedRun, watch: environment.ProcessWatch) -> Report:
+    """Tables, run.json and report of a run that has come to its end."""
+    run.directory.finalise()
+    run.record.hardware["at_end"] = environment.state() | {"other_processes": watch.heavy()}
+    run.record.status, run.record.error, run.record.finished_at = "finished", None, _now()
+    run.directory.write_run(run.record)
+    return recompute(run.directory.path)
 
 
 def _with_drafts(plan: Plan, machinery: Machinery, directory: RunDirectory, clock: Callable[[], float]) -> EngineConfig:
@@ -186,75 +222,19 @@ def _with_drafts(plan: Plan, machinery: Machinery, directory: RunDirectory, cloc
     return dataclasses.replace(config, drafts=str(file))
 
 
-def _measure(
-    plan: Plan, engine: Target, directory: RunDirectory, requests: Sequence[GenerateRequest], log: EventLog
-) -> list[GenerateResult]:
-    """Warm up, then run the measured requests; everything is in the journal when this returns."""
-    config, load = plan.config, make_load(plan.config.load)
-    with directory.open_journal() as journal:
-        recorder = Recorder(plan.task, journal, first_engine_step=_next_engine_step(log))
-        assert config.load.warmup is not None
-        warmup = _warmup(plan, config.load.warmup, log) if requests else []
-        if warmup:
-            terminal.status(f"warming up with {len(warmup)} requests")
-            engine.generate(warmup, load, GenerateListener(recorder.finished, recorder.stepped))
-        with terminal.LiveProgress(config.spec.name, len(requests)) as progress:
-            for _, repeat in itertools.groupby(requests, key=lambda request: request.repeat):
-                if config.load.reset_cache:
-                    engine.reset_prefix_cache()
-                engine.generate(list(repeat), load, _recorded_and_shown(recorder, progress))
-    return recorder.measured
-
-
-def _recorded_and_shown(recorder: Recorder, progress: terminal.LiveProgress) -> GenerateListener:
-    def finished(result: GenerateResult) -> None:
-        recorder.finished(result)
-        progress.finished(result)
-
-    def stepped(step: EngineStep) -> None:
-        recorder.stepped(step)
-        progress.stepped(step)
-
-    return GenerateListener(finished, stepped)
-
-
-class Recorder:
-    """Writes every finished request and step to the journal, and keeps the measured results for the output check."""
-
-    def __init__(self, task: Task, journal: Journal, first_engine_step: int) -> None:
-        self.measured: list[GenerateResult] = []
-        self._task = task
-        self._journal = journal
-        self._first_engine_step = first_engine_step
-
-    def finished(self, result: GenerateResult) -> None:
-        """One finished request, failed ones included."""
-        first = self._first_engine_step
-        steps = [dataclasses.replace(step, engine_step=first + step.engine_step) for step in result.verify_steps]
-        is_warmup = result.record.is_warmup
-        self._journal.append_request(result.record, steps, None if is_warmup else score_result(self._task, result))
-        if not is_warmup:
-            self.measured.append(result)
-
-    def stepped(self, step: EngineStep) -> None:
-        """One step of the engine."""
-        self._journal.append_engine_step(
-            dataclasses.replace(step, engine_step=self._first_engine_step + step.engine_step)
-        )
-
-
 @contextmanager
-def _honest_ending(record: RunRecord, directory: RunDirectory, num_requests: int) -> Iterator[None]:
-    """Whatever ends the run early is in run.json before it goes on its way."""
+def _honest_ending(runs: Sequence[OpenRun]) -> Iterator[None]:
+    """Whatever ends the run, the first of `runs`, early is in run.json of each before it goes on its way."""
     try:
         yield
     except BaseException as error:
-        num_done = sum(not request.is_warmup for request in directory.read_journal().requests)
-        record.status, record.finished_at = "failed", _now()
-        record.error = f"{_reason(error)}, after {num_done} of {num_requests} requests"
-        directory.write_run(record)
+        for run in reversed(runs):
+            num_done = sum(not request.is_warmup for request in run.directory.read_journal().requests)
+            run.record.status, run.record.finished_at = "failed", _now()
+            run.record.error = f"{_reason(error)}, after {num_done} of {len(run.plan.requests)} requests"
+            run.directory.write_run(run.record)
         if num_done or isinstance(error, KeyboardInterrupt):
-            terminal.say(f"specbench: {record.error}; go on with: specbench resume {directory.path}")
+            terminal.say(f"specbench: {run.record.error}; go on with: specbench resume {run.directory.path}")
         raise
 
 
@@ -289,7 +269,8 @@ def _open_record(plan: Plan, directory: RunDirectory, invocation: Invocation, be
     directory.write_run(record)
     if before is None:
         _write_json(directory.path / FINGERPRINT_FILE, fingerprint(plan, model))
-        _write_hydra_files(directory.path, invocation)
+        if invocation.composed:
+            _write_hydra_files(directory.path, invocation)
     return record
 
 
@@ -361,25 +342,9 @@ def _in_order(plan: Plan, results: list[GenerateResult]) -> list[GenerateResult]
     return sorted(results, key=lambda result: place[result.record.request_id])
 
 
-def _unfinished(requests: Sequence[GenerateRequest], log: EventLog) -> list[GenerateRequest]:
-    done = {request.request_id for request in log.requests}
-    return [request for request in requests if request.request_id not in done]
-
-
-def _warmup(plan: Plan, count: int, log: EventLog) -> list[GenerateRequest]:
-    """Warm-up requests; a resumed run warms up anew, under ids of its own."""
-    requests = warmup_requests(plan.task, plan.config.sampling, count)
-    num_before = sum(request.is_warmup for request in log.requests)
-    return [dataclasses.replace(request, request_id=f"{request.request_id}-{num_before}") for request in requests]
-
-
 def _last_time(log: EventLog) -> float:
     times = [request.last_token_s for request in log.requests if request.last_token_s is not None]
     return max(*times, float(EngineStepColumns.of(log.engine_steps).end_s.max(initial=0.0)), 0.0)
-
-
-def _next_engine_step(log: EventLog) -> int:
-    return 1 + int(EngineStepColumns.of(log.engine_steps).engine_step.max(initial=-1))
 
 
 def _resume_notices(before: RunRecord) -> list[str]:

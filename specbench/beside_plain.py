@@ -17,9 +17,12 @@ from specbench.evals.losslessness import Sides, Speculation, check_losslessness,
 from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Target
 from specbench.machinery import Machinery
 from specbench.plan import Plan
-from specbench.records import LosslessnessCheck
+from specbench.records import BASELINE_FOLDER, LosslessnessCheck
 
 Clock = Callable[[], float]
+INTERLEAVED_NOTICE = (
+    f"A run without speculation took turns with this one, repeat by repeat; it is in the folder {BASELINE_FOLDER}/."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +33,42 @@ class BesidePlain:
     losslessness: LosslessnessCheck | None
 
 
+@dataclass(frozen=True, slots=True)
+class PlainSide:
+    """A run without speculation that took turns with the measured one."""
+
+    engine: Target
+    #: Of every request.
+    results: list[GenerateResult]
+
+
 def without_speculation(config: EngineConfig) -> EngineConfig:
     """The same engine, decoding plainly."""
     return dataclasses.replace(config, num_speculative_tokens=0, proposer="none", faults=(), drafts=None)
 
 
 def run_beside_plain(
-    plan: Plan, machinery: Machinery, engine: Target, measured: list[GenerateResult], clock: Clock
+    plan: Plan,
+    machinery: Machinery,
+    engine: Target,
+    measured: list[GenerateResult],
+    clock: Clock,
+    interleaved: PlainSide | None,
 ) -> BesidePlain:
-    """Nothing without speculation; else the plain baseline, where it is asked for, and the eval's own comparison."""
+    """Nothing without speculation; else the plain baseline, where it is asked for, and the eval's own comparison.
+
+    A plain side that was interleaved is a baseline already, and texts are compared with its own.
+    """
     spec, num_timed, num_law_draws = plan.config.spec, _num_timed(plan), plan.task.num_law_draws
     if spec.method == "none":
         return BesidePlain([], None if num_law_draws is None else _not_applicable("nothing is drafted"))
     no_baseline = ["No plain baseline was measured: this run does not show whether speculation is faster here."]
-    if num_timed == 0 and num_law_draws is None:
+    if num_timed == 0 and num_law_draws is None and interleaved is None:
         return BesidePlain(no_baseline, None)
-    plain = machinery.start_engine(without_speculation(plan.engine_config), clock, terminal.status)
+    if interleaved is None:
+        plain = machinery.start_engine(without_speculation(plan.engine_config), clock, terminal.status)
+    else:
+        plain = interleaved.engine
     sides = Sides(
         speculation=Speculation(
             proposer=plan.engine_config.proposer,
@@ -58,7 +81,12 @@ def run_beside_plain(
         load=make_load(plan.config.load),
         replay=lambda result: machinery.check_output(engine, [result], 1),
     )
-    baseline = _time_both(plan, sides, num_timed, clock) if num_timed else BesidePlain(no_baseline, None)
+    if num_timed:
+        baseline = _time_both(plan, sides, num_timed, clock)
+    elif interleaved is not None:
+        baseline = BesidePlain([INTERLEAVED_NOTICE], _judged(plan, sides, measured, interleaved.results))
+    else:
+        baseline = BesidePlain(no_baseline, None)
     if num_law_draws is None:
         return baseline
     requests = [request for request in plan.requests if request.repeat == 0]
@@ -89,11 +117,18 @@ def _time_both(plan: Plan, sides: Sides, count: int, clock: Clock) -> BesidePlai
         f"{plain:,.1f} output tokens/s; the first {len(requests)} requests once each way after the measured run, "
         f"concurrency {plan.config.load.concurrency}; one run each, no interval): {verdict}."
     )
-    params, is_synthetic = requests[0].sampling, plan.config.spec.rejection_sample_method == "synthetic"
+    return BesidePlain([notice], _judged(plan, sides, speculative_results, plain_results))
+
+
+def _judged(
+    plan: Plan, sides: Sides, speculative: Sequence[GenerateResult], plain: Sequence[GenerateResult]
+) -> LosslessnessCheck | None:
+    """Texts of the same requests, token for token; None where they need not be equal."""
+    params, is_synthetic = plan.requests[0].sampling, plan.config.spec.rejection_sample_method == "synthetic"
     if is_synthetic or (params.temperature > 0 and not sides.speculation.is_one_hot):
-        return BesidePlain([notice], None)
-    cell, differences = judge_texts(sides, params, speculative_results, plain_results)
-    return BesidePlain([notice], LosslessnessCheck(cell.status, [cell], differences))
+        return None
+    cell, differences = judge_texts(sides, params, speculative, plain)
+    return LosslessnessCheck(cell.status, [cell], differences)
 
 
 def _timed(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from specbench import __version__
 from specbench.errors import UserError, near_name
+from specbench.records import INTERLEAVED
 from specbench.run_config import ALWAYS_WRITTEN, REPORT_FORMATS, RunConfig, known_keys
 
 if TYPE_CHECKING:
@@ -249,7 +250,8 @@ class SweepJob:
 def job_name(overrides: Sequence[str]) -> str:
     """A folder's name for a job: its overrides, without what chooses no work."""
     kept = [override.lstrip("+") for override in overrides]
-    kept = [override for override in kept if override.partition("=")[0] not in IDLE_KEYS]
+    interleaved = f"report.baseline={INTERLEAVED}"  # which makes another run
+    kept = [one for one in kept if one.partition("=")[0] not in IDLE_KEYS or one == interleaved]
     name = ",".join(sorted(kept)).replace(os.sep, "_").replace(" ", "_") or "defaults"
     if len(name.encode()) <= 200:
         return name

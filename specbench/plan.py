@@ -29,8 +29,8 @@ from specbench.evals.task import Task, measured_requests
 from specbench.generate import GenerateRequest
 from specbench.model_choice import ModelChoice, choose_draft, choose_model
 from specbench.recorded_drafts import AUTO, check_drafts, drafts_sha256
-from specbench.records import DataIdentity, ModelIdentity, RunRecord
-from specbench.run_config import CheckpointFacts, RunConfig, SpecConfig, resolve
+from specbench.records import INTERLEAVED, DataIdentity, ModelIdentity, RunRecord
+from specbench.run_config import CheckpointFacts, RunConfig, SpecConfig, plain_run_config, resolve
 from specbench.run_directory import EventLog, RunDirectory
 
 _KNOWN_HASHES: dict[tuple, str] = {}
@@ -51,6 +51,8 @@ class Plan:
     task: Task
     requests: tuple[GenerateRequest, ...]
     notices: tuple[str, ...]
+    #: The run without speculation that takes turns with this one; None where none does.
+    baseline: Plan | None
 
     @property
     def engine_config(self) -> EngineConfig:
@@ -147,8 +149,9 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
         task,
         requests,
         tuple(notices),
+        baseline=_baseline(config, is_sweep=is_sweep),
     )
-    plan.plan_memory()
+    _check_memory(plan)
     _check_gates(plan)
     return plan
 
@@ -156,15 +159,36 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
 def _with_whole_path(config: RunConfig) -> RunConfig:
     """The baseline's path from the root: run.json is read from other places too."""
     baseline = config.report.baseline
-    if baseline is None:
+    if baseline in (None, INTERLEAVED):
         return config
+    assert baseline is not None
     return replace(config, report=replace(config.report, baseline=str(Path(baseline).resolve())))
+
+
+def _baseline(config: RunConfig, *, is_sweep: bool) -> Plan | None:
+    """Of the run without speculation that is to take turns with one of the resolved `config`."""
+    return prepare(plain_run_config(config), is_sweep=is_sweep) if config.report.baseline == INTERLEAVED else None
+
+
+def _check_memory(plan: Plan) -> None:
+    """UserError where not one request fits, or not both of two runs in turns."""
+    first = plan.plan_memory()
+    if plan.baseline is None:
+        return
+    limit, needed = plan.memory_limit, first.total_bytes + plan.baseline.plan_memory().total_bytes
+    if limit is not None and needed > limit:
+        raise UserError(
+            f"report.baseline: none loads two engines, which take {needed / 2**20:,.1f} MiB together, and "
+            f"cache.memory_fraction leaves {limit / 2**20:,.1f}; set cache.num_blocks or lower engine.max_num_seqs, or "
+            "name a run with report.baseline=DIR"
+        )
 
 
 def _check_gates(plan: Plan) -> None:
     """UserError for a gate that cannot be judged and for a baseline that cannot be read or did not finish."""
     report = plan.config.report
-    if report.baseline is not None:
+    if report.baseline not in (None, INTERLEAVED):
+        assert report.baseline is not None
         status = RunDirectory.open(Path(report.baseline)).read_run().status
         if status != "finished":
             raise UserError(
@@ -339,7 +363,8 @@ def fingerprint(plan: Plan, model: ModelIdentity) -> dict[str, Any]:
     for key in ("output_root", "dry_run", "strict"):
         del settings[key]
     for key in ("gates", "baseline", "objective"):
-        del settings["report"][key]
+        if settings["report"][key] != INTERLEAVED:  # which makes it another run
+            del settings["report"][key]
     parts = {
         "config": _sha256(settings),
         "code": _sha256([environment.commit().commit, environment.source_sha256()]),
@@ -375,6 +400,8 @@ def describe(plan: Plan) -> str:
         f"memory      {_memory_line(plan)}",
         f"fallback    {'; '.join(_fallbacks(plan)) or 'none'}",
     ]
+    if plan.baseline is not None:
+        lines.append("baseline    a run without speculation, in turns with this one")
     if config.report.gates:
         against = f", against {config.report.baseline}" if config.report.baseline else ""
         lines.append(f"gates       {len(config.report.gates)}{against}")

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 SCHEMA_VERSION = 1
+#: report.baseline of a run that took turns with one without speculation, and the folder of that one in its directory.
+INTERLEAVED, BASELINE_FOLDER = "none", "baseline"
 
 
 @dataclass(frozen=True, slots=True)

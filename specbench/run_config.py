@@ -17,6 +17,7 @@ from typing import Annotated, Any
 from specbench.engine.config import FAULTS
 from specbench.engine.proposer_table import PROPOSERS
 from specbench.errors import UserError, near_name
+from specbench.records import INTERLEAVED
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,8 @@ class ReportConfig:
     formats: tuple[str, ...]
     #: Conditions such as "acceptance.acceptance_length >= 0.99 * baseline" that decide the exit code.
     gates: tuple[str, ...]
-    #: Directory of the run that gates and report.md compare with.
+    #: Directory of the run that gates and report.md compare with; "none": one without speculation that takes turns with
+    #: this run, repeat by repeat.
     baseline: str | None
     #: Address in metrics.json of what a sweeper that searches, such as optuna, is given for each job.
     objective: str | None = None
@@ -296,7 +298,8 @@ def resolve(config: RunConfig, facts: CheckpointFacts, *, device: str, is_sweep:
     if config.load.warmup is None:
         changes["load"]["warmup"] = config.load.concurrency
     if config.report.plain_baseline_requests is None:
-        is_measured = facts.packaged and config.spec.method != "none" and not is_sweep
+        is_interleaved = config.report.baseline == INTERLEAVED
+        is_measured = facts.packaged and config.spec.method != "none" and not is_sweep and not is_interleaved
         changes["report"]["plain_baseline_requests"] = BASELINE_REQUESTS_A_SLOT * config.load.concurrency * is_measured
     strict = config.strict
     if strict is None:
@@ -308,6 +311,29 @@ def resolve(config: RunConfig, facts: CheckpointFacts, *, device: str, is_sweep:
     )
     _check_resolved(resolved, facts)
     return Resolved(resolved, tuple(_differences(config, resolved)))
+
+
+def plain_run_config(config: RunConfig) -> RunConfig:
+    """The same run without speculation, of which nothing is asked beyond its own report."""
+    spec = dataclasses.replace(
+        config.spec,
+        name="none",
+        method="none",
+        num_speculative_tokens=None,
+        modules="auto",
+        checkpoint=None,
+        drafts=None,
+        accepted_counts=None,
+        accepted_rates=None,
+        hidden_feedback="auto",
+        draft_sample_method="greedy",
+        rejection_sample_method="standard",
+        synthetic_acceptance_rates=None,
+        synthetic_acceptance_length=None,
+        faults=(),
+    )
+    report = dataclasses.replace(config.report, gates=(), baseline=None, plain_baseline_requests=0, objective=None)
+    return dataclasses.replace(config, spec=spec, report=report)
 
 
 def _model_len(config: RunConfig, facts: CheckpointFacts) -> int:
@@ -484,6 +510,11 @@ def _check_across_groups(config: RunConfig) -> None:
     if sampling.temperature == 0 and (sampling.top_k or sampling.min_p or (sampling.top_p or 1.0) < 1):
         raise UserError(
             "sampling.temperature: top_k, top_p and min_p do nothing at temperature 0; say sampling=temperature1"
+        )
+    if config.report.baseline == INTERLEAVED and spec.method == "none":
+        raise UserError(
+            "report.baseline: none takes turns with a run without speculation, and this one has none itself; leave "
+            "it out"
         )
     if config.model.trust_remote_code:
         raise UserError("model.trust_remote_code: no checkpoint's code is ever run by engine=embedded; leave it false")

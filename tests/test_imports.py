@@ -29,7 +29,7 @@ FLOORS = (
     ("plan",),
     ("terminal",),
     ("machinery",),
-    ("beside_plain",),
+    ("beside_plain", "measuring"),
     ("benchmark", "doctor"),
     ("sweep",),
     ("cli",),

@@ -23,7 +23,7 @@ from specbench.reports.gate_section import gate_section
 from specbench.reports.gates import GateResult
 from specbench.reports.identities import broken_identities
 from specbench.reports.markdown import data_title, is_unfinished, model_title
-from specbench.reports.number_format import NOT_MEASURED, count, p_value, percent, points
+from specbench.reports.number_format import NOT_MEASURED, count, decimal, decimal_range, p_value, percent, points
 from specbench.reports.repeat_speed import num_repeats
 from specbench.reports.same_token_section import same_token_section, same_token_sentence
 from specbench.reports.side_by_side import (
@@ -36,6 +36,7 @@ from specbench.reports.side_by_side import (
     evaluation_table,
     latency_table,
 )
+from specbench.reports.speedup import speedup
 from specbench.reports.statistics import MIN_REPEATS, MIN_SAMPLES
 from specbench.reports.table import Cell, ReportTable, Section, section_markdown, text_cell
 from specbench.reports.text_difference import text_sentence, text_table
@@ -248,11 +249,19 @@ def _speed_line(base: ComparedRun, pair: Pair, change: Change) -> str | None:
     if change.void:
         return line
     if base.record.config["spec"]["method"] == "none" and pair.new.is_drafted and change.base:
-        line += f"; {change.new / change.base:.2f} times plain decoding"
+        line += f"; {_speedup_text(base, pair.new)}"
     if change.difference is None:
         repeats = min(num_repeats(base), num_repeats(pair.new))
         return f"{line}; no interval: {repeats} of the {MIN_REPEATS} repeats that one needs"
     return f"{line}{_interval_text(change)}: {change.verdict}"
+
+
+def _speedup_text(base: ComparedRun, new: ComparedRun) -> str:
+    """`1.85 times plain decoding (95% interval 1.80 to 1.90)`"""
+    found = speedup(base, new)
+    assert found is not None, "both were measured"
+    interval = "" if found.interval is None else f" (95% interval {decimal_range(found.interval)})"
+    return f"{decimal(found.value)} times plain decoding{interval}"
 
 
 # ---- Sections

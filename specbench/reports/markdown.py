@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from specbench.records import DataIdentity, ModelIdentity, RunRecord
 from specbench.reports.acceptance_sections import acceptance_sections
-from specbench.reports.cells import count_cell, decimal_cell, percent_of_cell
+from specbench.reports.cells import EMPTY, count_cell, decimal_cell, decimal_range_cell, percent_of_cell
 from specbench.reports.condition_sections import condition_sections
 from specbench.reports.cost_section import cost_section
 from specbench.reports.gate_section import gate_section
@@ -288,9 +288,21 @@ def _speed(run: RunRecord, metrics: dict) -> Section:
 
 
 def _throughput_table(metrics: dict) -> ReportTable:
-    throughput = metrics["throughput"]
-    rates = tuple((text_cell(label), decimal_cell(throughput[name])) for name, label in _THROUGHPUT_LABELS.items())
-    return ReportTable("throughput", "Throughput", ("Metric", "Value"), (*rates, *_cache_rows(metrics["cache"])))
+    """Rates have an interval where there are repeats enough; else there is no column for it."""
+    throughput, intervals = metrics["throughput"], metrics["intervals"]
+    has_intervals = any(path.startswith("throughput.") for path in intervals)
+    rows: list[tuple[Cell, ...]] = [
+        (text_cell(label), decimal_cell(throughput[name]), _rate_interval(intervals.get(f"throughput.{name}")))
+        for name, label in _THROUGHPUT_LABELS.items()
+    ]
+    rows += [(*row, EMPTY) for row in _cache_rows(metrics["cache"])]
+    header = ("Metric", "Value", "95% over repeats")
+    width = 3 if has_intervals else 2
+    return ReportTable("throughput", "Throughput", header[:width], tuple(row[:width] for row in rows))
+
+
+def _rate_interval(interval: Sequence[float] | None) -> Cell:
+    return EMPTY if interval is None else decimal_range_cell(interval)
 
 
 def _cache_rows(cache: dict) -> tuple[tuple[Cell, ...], ...]:

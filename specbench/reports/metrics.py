@@ -19,6 +19,7 @@ from specbench.reports.identities import identity_checks
 from specbench.reports.intervals import acceptance_intervals
 from specbench.reports.latency import is_completed, latency_metrics, throughput_metrics
 from specbench.reports.losslessness_section import losslessness_metrics
+from specbench.reports.repeat_speed import throughput_intervals
 from specbench.reports.step_columns import StepColumns, measured, step_columns
 from specbench.run_directory import EventLog
 
@@ -50,7 +51,7 @@ def metrics_of(run: RunRecord, log: EventLog, columns: StepColumns) -> dict:
             "output": _output_check(run),
             "losslessness": losslessness_metrics(run.losslessness),
         },
-        "intervals": acceptance_intervals(columns, k),
+        "intervals": acceptance_intervals(columns, k) | _speed_intervals(run, columns),
     }
     return metrics | {
         "health": health_checks(run, columns, metrics, log.samples),
@@ -74,6 +75,13 @@ def _throughput(run: RunRecord, columns: StepColumns) -> dict:
     """Not measured for a resumed run: between its segments nothing ran."""
     metrics = throughput_metrics(columns, run.config["parallel"]["tensor_parallel_size"])
     return metrics if run.num_segments == 1 else dict.fromkeys(metrics)
+
+
+def _speed_intervals(run: RunRecord, columns: StepColumns) -> dict[str, list[float]]:
+    """Over repeats, where throughput is measured at all."""
+    if run.num_segments > 1 or "throughput" in run.reported_metrics:
+        return {}
+    return throughput_intervals(columns, run.config["parallel"]["tensor_parallel_size"])
 
 
 def _request_counts(requests: list[RequestRecord]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from specbench.errors import UserError
 from specbench.record_columns import EngineStepColumns
-from specbench.records import RunRecord, SampleRecord
+from specbench.records import BASELINE_FOLDER, INTERLEAVED, RunRecord, SampleRecord
 from specbench.reports.compare import Comparison, compare
 from specbench.reports.compare_sections import comparison_markdown, comparison_sections
 from specbench.reports.compared_run import ComparedRun, compared_run, load_run
@@ -61,7 +61,7 @@ class Report:
             samples=log.samples,
             metrics=metrics_of(run, log, columns),
             directory=directory.path,
-            baseline=baseline or (None if named is None else Path(named)),
+            baseline=baseline or _named_baseline(named, directory.path),
         )
 
     @cached_property
@@ -129,6 +129,13 @@ class Report:
         (content,) = self.files(form).values()
         assert isinstance(content, str)
         return content
+
+
+def _named_baseline(named: str | None, directory: Path) -> Path | None:
+    """Where the run lies that report.baseline of the run in `directory` means."""
+    if named is None:
+        return None
+    return directory / BASELINE_FOLDER if named == INTERLEAVED else Path(named)
 
 
 def _json_files(report: Report) -> dict[str, str | bytes]:

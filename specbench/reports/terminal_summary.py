@@ -10,7 +10,7 @@ from specbench.reports.health_section import health_sentence
 from specbench.reports.identities import broken_identities
 from specbench.reports.losslessness_section import losslessness_sentence
 from specbench.reports.markdown import LATENCY_LABELS, data_title, is_unfinished, model_title
-from specbench.reports.number_format import count, decimal, percent, percent_of, slash_joined
+from specbench.reports.number_format import count, decimal, decimal_range, percent, percent_of, slash_joined
 from specbench.reports.output_check_text import check_sentence
 
 
@@ -68,13 +68,15 @@ def _accuracy(metrics: dict) -> list[SummaryRow]:
 
 def _speed(metrics: dict) -> list[SummaryRow]:
     throughput = metrics["throughput"]
+    interval = metrics["intervals"].get("throughput.output_token_per_s")
+    over_repeats = "" if interval is None else f" (95% over repeats: {decimal_range(interval)})"
     latencies = [
         SummaryRow(f"{label}, P50", decimal(metrics["latency"][name]["p50"]), is_section_end=name == "e2el_ms")
         for name, label in LATENCY_LABELS.items()
     ]
     return [
         SummaryRow("Duration (s)", decimal(throughput["duration_s"])),
-        SummaryRow("Output token throughput (tok/s)", decimal(throughput["output_token_per_s"])),
+        SummaryRow("Output token throughput (tok/s)", f"{decimal(throughput['output_token_per_s'])}{over_repeats}"),
         *latencies,
     ]
 
