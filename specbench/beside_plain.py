@@ -75,6 +75,7 @@ def run_beside_plain(
             num_speculative_tokens=plan.engine_config.num_speculative_tokens,
             rejection_sample_method=spec.rejection_sample_method,
             is_one_hot=spec.draft_sample_method == "greedy",
+            is_fp32=plan.config.model.dtype == "float32",
         ),
         speculative=engine,
         plain=plain,

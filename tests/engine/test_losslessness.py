@@ -51,7 +51,7 @@ def check(folder: Path, requests: list[GenerateRequest], num_draws: int, **field
     speculative = engine_of(folder, 2, **fields)
     config = speculative.config
     is_one_hot = config.draft_sample_method == "greedy"
-    speculation = Speculation(config.proposer, 2, config.rejection_sample_method, is_one_hot)
+    speculation = Speculation(config.proposer, 2, config.rejection_sample_method, is_one_hot, is_fp32=True)
     sides = Sides(
         speculation, speculative, engine_of(folder, 0), LOAD, lambda result: check_output(speculative, [result], 1)
     )

@@ -24,7 +24,7 @@ from specbench.records import LosslessnessCheck, OutputCheck, RequestRecord
 
 VOCAB = 6
 LAW = np.array([0.4, 0.25, 0.15, 0.1, 0.06, 0.04])
-SPECULATION = Speculation("mtp_multi", 2, "standard", is_one_hot=True)
+SPECULATION = Speculation("mtp_multi", 2, "standard", is_one_hot=True, is_fp32=True)
 
 
 class LawTarget:
@@ -193,6 +193,28 @@ def test_a_wrong_one_hot_sample_is_a_mismatch_without_a_replay() -> None:
     """A replay takes the argmax: it cannot judge samples."""
     found = check(LawTarget(departs=favours_the_rare), LawTarget(), requests_of(4, temperature=1.0))
     assert found.cells[1].status == "mismatch" and found.cells[1].mismatches == 4
+
+
+def test_below_fp32_the_laws_judge_samples_that_part() -> None:
+    turned = LawTarget(departs=lambda rng, token: token if rng.random() > 0.002 else 0)
+    found = check(turned, LawTarget(), requests_of(40, temperature=1.0), replace(SPECULATION, is_fp32=False))
+    cell = found.cells[1]
+    assert (cell.status, cell.mismatches) == ("not_checked", 0) and cell.identical is not None
+    assert cell.identical < 40 and f"{40 - cell.identical} of 40 samples part" in str(cell.reason)
+    assert found.status == "consistent"
+    assert check(LawTarget(), LawTarget(), requests_of(40, temperature=1.0), SPECULATION).cells[1].status == "identical"
+
+
+def test_requests_that_fail_on_a_side_are_not_compared() -> None:
+    class Failing(LawTarget):
+        def _result(self, request: GenerateRequest) -> GenerateResult:
+            result = super()._result(request)
+            return replace(result, record=replace(result.record, error="made to fail"))
+
+    for temperature in (0.0, 1.0):
+        found = check(Failing(), LawTarget(), requests_of(2, temperature=temperature))
+        assert found.status == "not_checked"
+        assert {(cell.status, cell.compared) for cell in found.cells} == {("not_checked", 0)}
 
 
 def test_too_few_prompts_for_a_paired_test_say_so() -> None:
