@@ -209,7 +209,7 @@ def _law_cell(sides: Sides, chosen: Sequence[GenerateRequest], num_draws: int) -
     num_tokens = 1 + sides.speculation.num_speculative_tokens + 2
     speculative = _run(sides.speculative, _draws(chosen, num_draws, num_tokens, 0), sides.load)
     plain = _run(sides.plain, _draws(chosen, num_draws, num_tokens, _PLAIN_SEEDS), sides.load)
-    drawn = [_beginnings(results, request.sample_id) for request in chosen for results in (speculative, plain)]
+    drawn = [_beginnings(results, request) for request in chosen for results in (speculative, plain)]
     strata = [(left, right) for left, right in zip(drawn[0::2], drawn[1::2], strict=True) if left and right]
     if not strata:
         cell = _cell(sides.speculation, chosen[0].sampling, "law of output tokens", 0)
@@ -244,10 +244,13 @@ def _draws(
     ]
 
 
-def _beginnings(results: Sequence[GenerateResult], sample_id: str) -> list[tuple[int, ...]]:
-    """Each draw's tokens behind the first."""
+def _beginnings(results: Sequence[GenerateResult], request: GenerateRequest) -> list[tuple[int, ...]]:
+    """The tokens behind the first of each draw of the request's prompt."""
     return [
-        tuple(r.output_token_ids[1:]) for r in results if r.record.sample_id == sample_id and r.record.error is None
+        tuple(result.output_token_ids[1:])
+        for result in results
+        if (result.record.sample_id, result.record.turn) == (request.sample_id, request.turn)
+        and result.record.error is None
     ]
 
 
