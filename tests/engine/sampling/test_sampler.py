@@ -2,6 +2,7 @@
 
 import torch
 
+from specbench.engine.sampling.filters import mask_top_p_
 from specbench.engine.sampling.sampler import SamplingRows, process, sample
 
 
@@ -77,3 +78,34 @@ def test_mixed_batches_leave_each_row_its_own_law():
             top_p[one] if top_p[row] < 1 else None,
         )
         assert draw(logits[:1], alone)[0] == together[row]
+
+
+def test_top_p_keeps_the_fewest_ids_that_reach_it_however_flat_the_law():
+    """Peaked and flat rows together, against sorting; the flat ones are beyond what is selected."""
+    generator = torch.Generator().manual_seed(0)
+    spreads = torch.tensor([8.0, 3.0, 1.0, 0.3, 0.01, 3.0])
+    logits = torch.randn(6, 20_000, generator=generator) * spreads[:, None]
+    top_p = torch.tensor([0.9, 0.95, 0.5, 0.97, 0.6, 1.0])
+    masked = logits.clone()
+    mask_top_p_(masked, top_p)
+    for row in range(6):
+        ordered, ids = logits[row].double().sort(descending=True)
+        mass_before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        expected = int((mass_before < float(top_p[row])).sum())
+        kept = masked[row] > -torch.inf
+        # Rounding may move the edge by an id of a millionth.
+        assert abs(int(kept.sum()) - expected) <= 2
+        assert kept[ids[: expected - 2]].all()
+    assert torch.equal(masked[5], logits[5])
+
+
+def test_what_top_p_keeps_of_a_row_does_not_depend_on_the_others():
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(4, 6000, generator=generator) * torch.tensor([[8.0], [2.0], [0.5], [0.05]])
+    top_p = torch.tensor([0.9, 0.9, 0.9, 0.9])
+    together = logits.clone()
+    mask_top_p_(together, top_p)
+    for row in range(4):
+        alone = logits[row : row + 1].clone()
+        mask_top_p_(alone, top_p[:1])
+        assert torch.equal(alone[0], together[row])
