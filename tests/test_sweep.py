@@ -103,6 +103,14 @@ def test_an_output_root_of_any_name(script: Script) -> None:
     assert [path.name for path in Path("o, it's {1}", "sweeps").rglob("sweep.md")] == ["sweep.md"]
 
 
+def test_runs_in_turns_bring_their_own_speed_up(script: Script) -> None:
+    assert main([*SWEEP, "spec=mtp2,mtp4", "load.repeats=3", "report.baseline=none"]) == 0
+    found = rows(sweep_folders()[0])
+    assert all(float(row["speedup_low"]) <= float(row["speedup_high"]) for row in found)
+    (job, _) = sorted(Path("outputs").rglob("baseline/run.json"))
+    assert "report.baseline=none" in job.parent.parent.name
+
+
 # ---- What a job returns
 
 

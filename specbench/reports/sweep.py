@@ -220,7 +220,7 @@ def _status(job: SweptJob) -> str:
 def _notes(jobs: Sequence[SweptJob]) -> Iterable[str]:
     """What the table does not say, and why."""
     runs = [job.run for job in jobs]
-    if len(_with_runs(jobs)) < 2:
+    if len(_with_runs(jobs)) < 2 and not any(job.speedup for job in jobs):
         return
     if any(job.is_overlapped for job in jobs):
         yield (
@@ -228,7 +228,10 @@ def _notes(jobs: Sequence[SweptJob]) -> Iterable[str]:
             "compared."
         )
     if any(job.speedup for job in jobs):
-        yield "Speed-up: output tokens/s over those of the job with spec=none and otherwise the same settings."
+        yield (
+            "Speed-up: output tokens/s over those of the run that took turns with it (report.baseline=none), else of "
+            "the job with spec=none and otherwise the same settings."
+        )
     else:
         yield "No speed-up: no job with spec=none has otherwise the settings of another one."
     if max((len(group) for group in comparable_groups(runs)), default=0) < 2:

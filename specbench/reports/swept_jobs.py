@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import UserError
+from specbench.records import BASELINE_FOLDER, INTERLEAVED
 from specbench.reports.changes import SIGNIFICANCE, Change, tested_accuracy, tested_speed
 from specbench.reports.comparability import comparability
 from specbench.reports.compared_run import ComparedRun, load_run
@@ -57,7 +58,8 @@ class SweptJob:
     telling: dict[str, str]
     #: None where it left no finished run.
     run: ComparedRun | None
-    #: Against the job without speculation; None where there is none, or it is that job.
+    #: Against the run without speculation that took turns with it, else the job without speculation; None where there
+    #: is neither, or it is that job.
     speedup: SpeedUp | None
     #: Speed-ups of other jobs are against this one.
     is_base: bool
@@ -76,14 +78,14 @@ def swept_jobs(endings: Sequence[JobEnding]) -> list[SweptJob]:
     """Read what the jobs left and compare them."""
     telling = tell_apart([ending.overrides for ending in endings])
     runs = [_run_of(ending) for ending in endings]
-    speedups: dict[int, SpeedUp] = {}
+    speedups = {index: own for index, run in enumerate(runs) if (own := _own_speedup(run)) is not None}
     bases: set[int] = set()
     best: dict[int, list[str]] = {}
     overlapped = overlapping(runs)
     for group in comparable_groups(runs):
         if (base := _base(group, runs)) is not None:
             bases.add(base)
-            speedups |= _speedups(base, group, runs)
+            speedups = _speedups(base, group, runs) | speedups
         is_alone = overlapped.isdisjoint(group)
         for figure in (one for one in BEST_FIGURES if is_alone or one.kind != "speed"):
             if (index := _best(figure, group, runs)) is not None:
@@ -168,6 +170,16 @@ def _known(runs: Sequence[ComparedRun | None], index: int) -> ComparedRun:
     run = runs[index]
     assert run is not None
     return run
+
+
+def _own_speedup(run: ComparedRun | None) -> SpeedUp | None:
+    """Against the run that took turns with it; None where none did."""
+    if run is None or run.record.config.get("report", {}).get("baseline") != INTERLEAVED:
+        return None
+    try:
+        return speedup(load_run(Path(run.directory, BASELINE_FOLDER)), run)
+    except UserError:
+        return None
 
 
 def _base(group: Sequence[int], runs: Sequence[ComparedRun | None]) -> int | None:
