@@ -24,9 +24,9 @@ class Embedding:
 class LogitsHead:
     """Hidden states to logits over the token ids that exist."""
 
-    def __init__(self, weight: Tensor, vocab_size: int, divisor: float) -> None:
-        #: [vocab_size, hidden_size]: the padding rows are cut off, so no id past the vocabulary can be produced.
-        self._projection = Linear(weight[:vocab_size])
+    def __init__(self, projection: Linear, divisor: float) -> None:
+        #: [vocab_size, hidden_size]: no rows of padding, so no id past the vocabulary can be produced
+        self._projection = projection
         self._divisor = divisor
 
     def __call__(self, hidden: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from specbench.engine.kernels.attention import VisibilityMask
 from specbench.engine.layers.attention import RotaryAttention, by_group
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.embedding import Embedding, LogitsHead
-from specbench.engine.layers.linear import Linear, is_packed
+from specbench.engine.layers.linear import can_pack, make_linear
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.mlp import GatedMLP
 from specbench.engine.layers.moe import MixtureOfExperts, SoftmaxRouter
@@ -57,8 +57,10 @@ class DecoderLayer:
         self._mlp: GatedMLP | MixtureOfExperts
         if experts is None:
             self._mlp = GatedMLP(
-                Linear(*_read_projections(weights, prefix + "mlp.", ("gate_proj", "up_proj"), config.has_mlp_bias)),
-                Linear(*_read_projections(weights, prefix + "mlp.", ("down_proj",), config.has_mlp_bias)),
+                make_linear(
+                    *_read_projections(weights, prefix + "mlp.", ("gate_proj", "up_proj"), config.has_mlp_bias)
+                ),
+                make_linear(*_read_projections(weights, prefix + "mlp.", ("down_proj",), config.has_mlp_bias)),
             )
         else:
             self._mlp = _read_experts(experts, weights, prefix + "mlp.")
@@ -98,8 +100,8 @@ def _read_attention(config: DecoderConfig, weights: WeightReader, prefix: str, k
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        input_projection=Linear(inputs, input_bias),
-        output_projection=Linear(outputs, output_bias),
+        input_projection=make_linear(inputs, input_bias),
+        output_projection=make_linear(outputs, output_bias),
         head_norm=head_norm,
         kv_group=kv_group,
     )
@@ -130,7 +132,7 @@ class DecoderModel:
         self.device = weights.device
         table = weights.read(EMBEDDING)
         self._embedding = Embedding(table)
-        self._head = LogitsHead(table if config.is_tied else weights.read(HEAD), config.vocab_size, divisor=1.0)
+        self._head = LogitsHead(make_linear(table if config.is_tied else weights.read(HEAD)), divisor=1.0)
         self._final_norm = RMSNorm(weights.read(FINAL_NORM), config.rms_norm_eps)
         self._rotary = RotaryEmbedding(config.rotary, weights.dtype, weights.device)
         self._cache_groups = target_cache_groups(config, weights.dtype.itemsize)
@@ -144,7 +146,7 @@ class DecoderModel:
         #: attention group name -> distances that are told apart: those within the window, none where all are seen
         self.relative_extents = {group.name: group.window or 0 for group in self._cache_groups}
         #: A packed head holds the tied token table anew.
-        is_head_copied = config.is_tied and is_packed(weights.dtype, weights.device)
+        is_head_copied = config.is_tied and can_pack(table.numel(), table.dtype, table.device)
         self.num_bytes = weights.num_bytes + (table.nbytes if is_head_copied else 0)
 
     def cache_groups(self) -> tuple[CacheGroupSpec, ...]:

@@ -160,7 +160,8 @@ class InklingModel:
         self._embedding = Embedding(weights.read("model.llm.embed.weight"))
         self._embed_norm = RMSNorm(weights.read("model.llm.embed_norm.weight"), config.rms_norm_eps)
         self._final_norm = RMSNorm(weights.read("model.llm.norm.weight"), config.rms_norm_eps)
-        self._head = LogitsHead(weights.read("model.llm.unembed.weight"), config.vocab_size, config.logits_divisor)
+        unembedding = weights.read("model.llm.unembed.weight")[: config.vocab_size]
+        self._head = LogitsHead(Linear(unembedding), config.logits_divisor)
         self._cache_groups = target_cache_groups(config, weights.dtype.itemsize)
         index = CacheIndex(self._cache_groups)
         self._is_local = config.local_layers

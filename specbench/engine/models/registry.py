@@ -120,11 +120,12 @@ def target_weight_bytes(checkpoint: Checkpoint, dtype: str, device: str) -> int:
     """Bytes of what `build_model` would hold, before anything is loaded."""
     import torch
 
-    from specbench.engine.layers.linear import is_packed
+    from specbench.engine.layers.linear import can_pack
 
     config, size = load_model_config(checkpoint), _ELEMENT_SIZES[dtype]
-    is_head_copied = config.is_tied and is_packed(getattr(torch, dtype), torch.device(device))
-    head_copy = config.vocab_size * config.hidden_size * size if is_head_copied else 0
+    num_elements = config.vocab_size * config.hidden_size
+    is_head_copied = config.is_tied and can_pack(num_elements, getattr(torch, dtype), torch.device(device))
+    head_copy = num_elements * size if is_head_copied else 0
     return FAMILIES[config.architecture].expected_tensors(config, 0).num_bytes(size) + head_copy
 
 

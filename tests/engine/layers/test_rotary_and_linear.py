@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from specbench.engine.layers.linear import Linear, is_packed
+from specbench.engine.layers.linear import PackedLinear, can_pack, make_linear
 from specbench.engine.layers.rotary import RotaryEmbedding
 from specbench.engine.layers.rotary_config import RotaryConfig
 
@@ -29,19 +29,24 @@ def test_heads_are_turned_in_place_pair_by_pair() -> None:
     assert not turned[:, 3:].any(), "only the heads handed over are turned"
 
 
-@pytest.mark.parametrize("num_rows", [1, 5, 40])
+@pytest.mark.parametrize("shape", [(48, 32), (480, 320)], ids=["plain", "packed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_a_packed_matrix_gives_the_product_of_a_plain_one(num_rows: int, has_bias: bool) -> None:
-    weight, x = torch.randn(48, 32).bfloat16(), torch.randn(num_rows, 32).bfloat16()
-    bias = torch.randn(48).bfloat16() if has_bias else None
-    product = Linear(weight, bias)(x)
-    assert product.dtype == torch.bfloat16
-    exact = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    torch.testing.assert_close(product.double(), exact, rtol=2**-7, atol=2**-5)
-    part = torch.randn(num_rows, 64).bfloat16()[:, 16:48]
-    torch.testing.assert_close(Linear(weight, bias)(part), Linear(weight, bias)(part.contiguous()))
+def test_products_of_plain_and_packed_matrices(shape: tuple[int, int], dtype: torch.dtype, has_bias: bool) -> None:
+    weight = torch.randn(shape).to(dtype)
+    bias = torch.randn(shape[0]).to(dtype) if has_bias else None
+    linear = make_linear(weight, bias)
+    assert isinstance(linear, PackedLinear) == can_pack(weight.numel(), dtype, weight.device)
+    wide = torch.randn(40, 2 * shape[1]).to(dtype)
+    for num_rows in (1, 5, 40):
+        x = wide[:num_rows, : shape[1]]  # rows that do not lie one behind the other
+        product = linear(x)
+        assert product.dtype == dtype
+        exact = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+        tolerance = 1e-5 if dtype == torch.float32 else 2**-7
+        torch.testing.assert_close(product.double(), exact, rtol=tolerance, atol=tolerance * float(exact.abs().max()))
 
 
-def test_only_bf16_on_a_cpu_is_packed() -> None:
-    assert not is_packed(torch.float32, torch.device("cpu"))
-    assert not is_packed(torch.bfloat16, torch.device("meta"))
+def test_neither_small_matrices_nor_those_of_other_devices_are_packed() -> None:
+    assert not can_pack(1000, torch.float32, torch.device("cpu"))
+    assert not can_pack(1 << 20, torch.bfloat16, torch.device("meta"))
