@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from specbench import __version__, environment
-from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.generation_config import sampling_defaults
 from specbench.engine.config import EngineConfig
@@ -69,9 +68,7 @@ class Plan:
         # Only now is torch needed: a mistake elsewhere is told without waiting for it.
         from specbench.engine.llm_engine import plan_engine_memory
 
-        memory = plan_engine_memory(self.engine_config)
-        _check_block_size(memory.block_size, memory.specs)
-        return memory
+        return plan_engine_memory(self.engine_config)
 
     @property
     def num_parameters(self) -> int:
@@ -240,16 +237,6 @@ def _record_to_be(config: RunConfig, choice: ModelChoice, num_modules: int, data
         acceptance_source="engine",
         started_at="",
     )
-
-
-def _check_block_size(block_size: int, specs: Iterable[CacheGroupSpec]) -> None:
-    """UserError where the taps of a convolution would lie in more than two blocks."""
-    for spec in specs:
-        if spec.kind == "short_conv" and spec.window is not None and block_size < spec.window - 1:
-            raise UserError(
-                f"cache.block_size: {block_size} is below {spec.window - 1}, the tokens that a "
-                f"convolution of {spec.window} looks back; raise it"
-            )
 
 
 def _identity(choice: ModelChoice, checkpoint: Checkpoint, num_modules: int = 0) -> ModelIdentity:

@@ -179,7 +179,6 @@ def step_and_preempt(engine: LLMEngine, at_step: int) -> GenerateResult:
     for step in range(10_000):
         if step == at_step and engine.scheduler.running:
             (request,) = engine.scheduler.running
-            request.num_preemptions += 1
             engine.scheduler._requeue(request)
         finished, _ = engine.step()
         if finished:

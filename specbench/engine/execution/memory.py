@@ -81,25 +81,43 @@ def plan_memory(config: EngineConfig, specs: tuple[CacheGroupSpec, ...], fixed_b
 
     Raises UserError when not even one request of max_model_len fits.
     """
-    needs = {spec.name: _windowed_need(config, spec) for spec in specs if spec.window is not None}
+    _check_block_size(config.block_size, specs)
     # Drafts of the last step may lie behind the context's end.
     num_draft_slots = max((spec.num_draft_slots for spec in specs), default=0)
+    needs = {spec.name: _windowed_need(config, spec, num_draft_slots) for spec in specs if spec.window is not None}
     longest = num_blocks_for(config.max_model_len + num_draft_slots, config.block_size)
     num_full = config.num_blocks or _affordable_blocks(config, specs, needs, sum(fixed_bytes.values()), longest)
     if num_full - 1 < longest:
+        key = "memory_fraction" if config.num_blocks is None else "num_blocks"
         spent = _where_it_went(config, specs, needs, fixed_bytes)
         raise UserError(
-            f"cache.num_blocks: {num_full} blocks of {config.block_size} tokens hold less than one request of "
-            f"model.max_model_len={config.max_model_len} tokens ({longest + 1} blocks){spent}: raise cache.num_blocks "
-            "or cache.memory_fraction, or lower model.max_model_len"
+            f"cache.{key}: {num_full} blocks of {config.block_size} tokens hold less than one request of "
+            f"model.max_model_len={config.max_model_len} tokens ({longest + 1} blocks){spent}: raise it, or lower "
+            "model.max_model_len"
         )
-    return MemoryPlan(specs, _blocks_of_groups(config, specs, needs, num_full), config.block_size, fixed_bytes)
+    plan = MemoryPlan(specs, _blocks_of_groups(config, specs, needs, num_full), config.block_size, fixed_bytes)
+    if config.memory_limit is not None and plan.total_bytes > config.memory_limit:
+        raise UserError(
+            f"cache.num_blocks: with {config.num_blocks} blocks the run takes {memory_text(plan)}; "
+            f"cache.memory_fraction allows {config.memory_limit / 2**20:,.1f} MiB: lower the one or raise the other"
+        )
+    return plan
 
 
-def _windowed_need(config: EngineConfig, spec: CacheGroupSpec) -> int:
+def _check_block_size(block_size: int, specs: tuple[CacheGroupSpec, ...]) -> None:
+    """UserError where the taps of a convolution would lie in more than two blocks."""
+    for spec in specs:
+        if spec.kind == "short_conv" and spec.window is not None and block_size < spec.window - 1:
+            raise UserError(
+                f"cache.block_size: {block_size} is below {spec.window - 1}, the tokens that a convolution of "
+                f"{spec.window} looks back; raise it"
+            )
+
+
+def _windowed_need(config: EngineConfig, spec: CacheGroupSpec, num_draft_slots: int) -> int:
     """Blocks that max_num_seqs requests can hold in a windowed group, chunks of prompts included."""
     num_steps = config.pipeline_depth + 1
-    num_rows = num_steps * (config.num_speculative_tokens + 1)
+    num_rows = num_steps * (config.num_speculative_tokens + 1) + num_draft_slots
     return (
         1
         + config.max_num_seqs * (window_blocks(spec, config.block_size, num_rows) + 1)

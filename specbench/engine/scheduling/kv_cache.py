@@ -21,13 +21,14 @@ def num_blocks_for(num_tokens: int, block_size: int) -> int:
 
 
 def window_blocks(spec: CacheGroupSpec, block_size: int, num_step_rows: int) -> int:
-    """Blocks that one request of a windowed group can hold at once while `num_step_rows` rows are written.
+    """Blocks that one request of a windowed group can hold at once while `num_step_rows` rows, drafting's own among
+    them, are written.
 
     The window behind the first row, the rows that a drafter may still rewrite, the step's rows; one block more because
     none of these need start on a block's edge, and one because windows are looked at once a block.
     """
     assert spec.window is not None
-    num_tokens = spec.window - 1 + spec.num_provisional_rows + num_step_rows + spec.num_draft_slots
+    num_tokens = spec.window - 1 + spec.num_provisional_rows + num_step_rows
     return num_blocks_for(num_tokens, block_size) + 2
 
 
@@ -127,7 +128,7 @@ class KVCacheManager:
         whole = num_blocks_for(extent.num_tokens + self._num_draft_slots, self.block_size)
         if spec.window is None:
             return whole
-        return min(whole, window_blocks(spec, self.block_size, extent.num_step_rows))
+        return min(whole, window_blocks(spec, self.block_size, extent.num_step_rows + self._num_draft_slots))
 
     def group_too_small(self, extent: Extent) -> tuple[str, int, int] | None:
         """(group, blocks needed, blocks there are) of a group that cannot hold the extent at all."""

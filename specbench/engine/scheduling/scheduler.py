@@ -104,8 +104,9 @@ class Scheduler:
         while index < len(self.running):  # preemption takes from its end
             budget -= self._schedule_request(self.running[index], budget, output)
             index += 1
-        if self._num_preempted == num_preempted_before:
+        if self._num_preempted == num_preempted_before and not any(one.is_preempted for one in self.running):
             self._admit_waiting(budget, output)
+        assert output.num_requests or not output.new_requests, "an admitted request has room to run"
         if output.num_requests:
             output.finished_rows, self._left_rows = self._left_rows, []
             output.num_preempted, self._num_preempted = self._num_preempted, 0
@@ -228,8 +229,6 @@ class Scheduler:
         blocks of one that leaves when its outstanding step settles."""
         while not any(one.is_finished or one.is_preempted for one in self.running):
             victim = self.running[-1]
-            self._num_preempted += 1
-            victim.num_preemptions += 1
             if victim.in_flight:
                 victim.is_preempted = True
                 return None
@@ -245,6 +244,8 @@ class Scheduler:
         """Give up row, blocks and drafts, and wait ahead of all others. What was generated stays: on readmission it
         counts as prompt, so that known tokens take the place of drafts."""
         self._leave(request)
+        self._num_preempted += 1
+        request.num_preemptions += 1
         request.is_preempted = False
         request.row = -1
         request.num_computed_tokens = 0

@@ -120,9 +120,12 @@ def test_shared_blocks_need_their_counterparts_in_every_group():
 
 
 def test_a_limit_for_less_than_one_request_says_where_it_went():
-    message = r"13 blocks of 4 tokens hold less than one request .*=64 tokens \(17 blocks\) in 0.0 MiB beside"
+    message = r"cache.memory_fraction: 13 blocks of 4 tokens hold less than one .*=64 tokens \(17 blocks\) in 0.0 MiB"
     with pytest.raises(UserError, match=message) as raised:
         plan(14_500, fixed=9_000)
-    assert "target weights 0.0" in str(raised.value) and "raise cache.num_blocks or cache.memory_fraction" in str(
-        raised.value
-    )
+    assert "target weights 0.0" in str(raised.value) and "raise it, or lower model.max_model_len" in str(raised.value)
+
+
+def test_more_blocks_than_the_limit_allows_are_refused_with_the_numbers():
+    with pytest.raises(UserError, match=r"cache.num_blocks: with 1000 blocks the run takes 0.\d MiB.* allows 0.0 MiB"):
+        plan(20_000, num_blocks=1000)

@@ -94,7 +94,6 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def preempt(self) -> None:
         idle = [one for one in self.scheduler.running if not one.in_flight and not one.is_finished]
-        idle[-1].num_preemptions += 1
         self.scheduler._requeue(idle[-1])
 
     @rule(count=st.integers(1, 20))
