@@ -21,9 +21,11 @@ class ConfigSection:
         self._name = name
         self._values = values
 
-    def number(self, *spellings: str) -> Any:
-        """The first spelling that is present and not null: a positive number."""
+    def number(self, *spellings: str, default: float | None = None) -> Any:
+        """The first spelling that is present and not null: a positive number; `default` where there is one."""
         value = self.optional(*spellings)
+        if value is None and default is not None:
+            return default
         if value is None:
             self.fail(spellings[0], f"missing (spellings known: {', '.join(spellings)}); add it")
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
@@ -32,9 +34,7 @@ class ConfigSection:
 
     def count(self, key: str, default: int | None = None) -> int:
         """A positive whole number; `default` where it is absent and the architecture has one."""
-        value = default if self.optional(key) is None else self.number(key)
-        if value is None:
-            self.fail(key, "missing; add it")
+        value = self.number(key, default=default)
         if not isinstance(value, int):
             self.fail(key, f"expected a whole number, found {value!r}; correct it")
         return value

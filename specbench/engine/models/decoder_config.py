@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from specbench.engine.cache_group import CacheGroupSpec, StreamSpec
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, GENERATION_CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.checks import ExpectedTensors
-from specbench.engine.layers.rotary_config import LinearScaling, Llama3Scaling, RotaryConfig, YarnScaling
-from specbench.engine.models.config_section import ConfigSection, eos_token_ids, top_section
+from specbench.engine.layers.rotary_config import RotaryConfig
+from specbench.engine.models.config_section import eos_token_ids, top_section
+from specbench.engine.models.rotary_fields import max_model_len, parse_rotary
 
 #: Where `transformers` takes the ids from that end a text: the instruct models' further ids are in the first.
 _EOS_FILES = (GENERATION_CONFIG_FILE, CONFIG_FILE)
@@ -101,11 +102,11 @@ def parse_decoder_config(
         config.fail("num_key_value_heads", f"{num_kv_heads} does not divide {num_heads} heads; correct it")
     if head_dim % 2:
         config.fail("head_dim", f"{head_dim} is odd, and a rotary embedding turns pairs; correct it")
-    rotary = _rotary(config, head_dim)
+    rotary = parse_rotary(config, head_dim)
     return DecoderConfig(
         architecture=architecture,
         vocab_size=config.count("vocab_size"),
-        max_model_len=_max_model_len(config, rotary),
+        max_model_len=max_model_len(config, rotary),
         eos_token_ids=eos_token_ids(checkpoint, _EOS_FILES),
         hidden_size=hidden_size,
         rms_norm_eps=config.number("rms_norm_eps"),
@@ -122,68 +123,6 @@ def parse_decoder_config(
         experts=experts,
         is_tied=config.flag("tie_word_embeddings"),
     )
-
-
-def _rotary(config: ConfigSection, head_dim: int) -> RotaryConfig:
-    """From `rope_parameters`, or from `rope_theta` and `rope_scaling`, the older spelling."""
-    rope = config.subsection("rope_parameters") or config.subsection("rope_scaling") or config
-    theta = rope.optional("rope_theta") or config.optional("rope_theta") or 10_000.0
-    partial = rope.optional("partial_rotary_factor") or config.optional("partial_rotary_factor")
-    if partial not in (None, 1):
-        rope.fail("partial_rotary_factor", f"{partial!r} is not implemented here, only 1; use another checkpoint")
-    kind = "default" if rope is config else rope.optional("rope_type", "type") or "default"
-    if kind not in _SCALINGS:
-        rope.fail("rope_type", f"{kind!r} is not implemented, only {', '.join(_SCALINGS)}; use another checkpoint")
-    return RotaryConfig(theta, head_dim, _SCALINGS[kind](rope, config))
-
-
-def _linear(rope: ConfigSection, config: ConfigSection) -> LinearScaling:
-    return LinearScaling(rope.number("factor"))
-
-
-def _llama3(rope: ConfigSection, config: ConfigSection) -> Llama3Scaling:
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if not low < high:
-        rope.fail("low_freq_factor", f"{low} is not below high_freq_factor, {high}; correct it")
-    return Llama3Scaling(rope.number("factor"), low, high, _original_max_positions(rope, config))
-
-
-def _yarn(rope: ConfigSection, config: ConfigSection) -> YarnScaling:
-    for key in ("mscale", "mscale_all_dim"):
-        if rope.optional(key):
-            rope.fail(key, "is not implemented here; use another checkpoint")
-    return YarnScaling(
-        rope.number("factor"),
-        _original_max_positions(rope, config),
-        beta_fast=rope.optional("beta_fast") or 32,
-        beta_slow=rope.optional("beta_slow") or 1,
-        is_truncated=rope.flag("truncate", default=True),
-        attention_factor=rope.optional("attention_factor"),
-    )
-
-
-def _original_max_positions(rope: ConfigSection, config: ConfigSection) -> int:
-    if rope.optional("original_max_position_embeddings") is not None:
-        return rope.count("original_max_position_embeddings")
-    return config.count("max_position_embeddings")
-
-
-#: rope_type -> its scaling. "dynamic" changes frequencies past max_position_embeddings only, where no request goes.
-_SCALINGS = {
-    "default": lambda rope, config: None,
-    "dynamic": lambda rope, config: None,
-    "linear": _linear,
-    "llama3": _llama3,
-    "yarn": _yarn,
-}
-
-
-def _max_model_len(config: ConfigSection, rotary: RotaryConfig) -> int:
-    """Tokens of a sequence. YaRN is switched on by its own fields, with max_position_embeddings left as it was."""
-    stated = config.count("max_position_embeddings")
-    if isinstance(rotary.scaling, YarnScaling):
-        return max(stated, int(rotary.scaling.factor * rotary.scaling.original_max_positions))
-    return stated
 
 
 Shapes = dict[str, tuple[int, ...]]

@@ -114,7 +114,7 @@ def test_where_the_ids_that_end_a_text_come_from(tmp_path: Path) -> None:
     ("config", "message"),
     [
         (LLAMA | {"architectures": ["GPT2LMHeadModel"]}, "'GPT2LMHeadModel' is not implemented, only InklingFor"),
-        (LLAMA | {"vocab_size": None}, "key vocab_size: missing; add it"),
+        (LLAMA | {"vocab_size": None}, "key vocab_size: missing (spellings known: vocab_size); add it"),
         (LLAMA | {"hidden_size": "64"}, "key hidden_size: expected a positive number, found '64'"),
         (LLAMA | {"num_hidden_layers": 1.5}, "key num_hidden_layers: expected a whole number, found 1.5"),
         (LLAMA | {"hidden_act": "gelu"}, "key hidden_act: 'gelu' is not implemented, only 'silu'"),
@@ -122,6 +122,8 @@ def test_where_the_ids_that_end_a_text_come_from(tmp_path: Path) -> None:
         (LLAMA | {"num_key_value_heads": 3}, "key num_key_value_heads: 3 does not divide 4 heads"),
         (LLAMA | {"head_dim": 15}, "key head_dim: 15 is odd"),
         (LLAMA | {"attention_bias": "yes"}, "key attention_bias: expected true or false, found 'yes'"),
+        (LLAMA | {"rope_theta": "1e4"}, "key rope_theta: expected a positive number, found '1e4'"),
+        (LLAMA | {"rope_scaling": YARN | {"beta_fast": "x"}}, "key rope_scaling.beta_fast: expected a positive number"),
         (LLAMA | {"rope_scaling": [1]}, "key rope_scaling: expected an object, found [1]"),
         (LLAMA | {"rope_scaling": {"type": "longrope"}}, "key rope_scaling.rope_type: 'longrope' is not implemented"),
         (LLAMA | {"rope_scaling": {"type": "linear"}}, "key rope_scaling.factor: missing"),
