@@ -25,6 +25,8 @@ from specbench.run_config import ALWAYS_WRITTEN, REPORT_FORMATS, RunConfig, know
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
+    from specbench.reports.compared_run import ComparedRun
+
 CONFIG_NAME = "config"
 #: Groups that no default chooses: `model=x` is rewritten to the `+model=x` that Hydra wants.
 UNCHOSEN_GROUPS = ("model", "experiment")
@@ -490,12 +492,23 @@ def _report_command(argv: list[str]) -> int:
         written = export(report, form, arguments.output)
     elif form in TEXT_FORMATS:
         print(report.text(form), end="")
-        return 0
+        written = []
     else:
         written = write_format(RunDirectory.open(arguments.directory), report, form)
     for path in written:
         print(path)
-    return 0
+    return _trust_exit_code(report.compared_runs)
+
+
+def _trust_exit_code(runs: Iterable[ComparedRun]) -> int:
+    """1 where a run has broken identities or a failed output check, and says of all of them in one line which."""
+    from specbench.reports.identities import distrust
+
+    reasons = [f"{run.label}: {reason}" for run in runs if (reason := distrust(run.metrics)) is not None]
+    if not reasons:
+        return 0
+    print(f"specbench: {'; '.join(reasons)}; trust no figure of such a run", file=sys.stderr)
+    return 1
 
 
 def _hand_over(text: str, output: Path | None) -> None:
@@ -548,7 +561,7 @@ def _compare_command(argv: list[str]) -> int:
     for result in results:
         if result.exit_code:
             print(f"specbench: {result.sentence}", file=sys.stderr)
-    return gates_exit_code(results)
+    return _trust_exit_code(comparison.runs) or gates_exit_code(results)
 
 
 def _import_command(argv: list[str]) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 
 from specbench.cli import main
+from specbench.records import OutputCheck
 from specbench.run_directory import EventLog, RunDirectory
-from tests.reports.event_logs import make_run, simulate
+from tests.reports.event_logs import make_run, make_sample, simulate
 
 
 def run_directory(path: Path, log: EventLog | None = None, **changes: object) -> str:
@@ -78,3 +80,60 @@ def test_gates_decide_the_exit_code(
     error = capsys.readouterr().err
     assert error.count("\n") == (exit_code != 0) + (exit_code == 3 and len(gates) > 1)
     assert main(["compare", base, base, "--undecided", "pass", *flags]) == (0 if exit_code == 4 else exit_code)
+
+
+def broken_log() -> EventLog:
+    """With one token more than the steps emitted."""
+    log = simulate(1, num_requests=40)
+    log.requests[5] = dataclasses.replace(log.requests[5], num_output_tokens=log.requests[5].num_output_tokens + 1)
+    return log
+
+
+BROKEN = "identities broken (generated_tokens, tokens_of_each_request)"
+TRUST = "trust no figure of such a run"
+
+
+def test_a_run_that_cannot_be_trusted_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = run_directory(tmp_path / "good")
+    broken = run_directory(tmp_path / "broken", broken_log())
+    wrong = run_directory(tmp_path / "wrong", output_check=OutputCheck("mismatch", 4, 3, 0, 1))
+    for argv, said in (
+        (["compare", broken, good], f"mtp4 #1: {BROKEN}"),
+        (["compare", good, wrong], "mtp4 #2: the output check failed"),
+        (["compare", good, wrong, broken], f"mtp4 #2: the output check failed; mtp4 #3: {BROKEN}"),
+        (["report", broken], f"mtp4: {BROKEN}"),
+        (["report", wrong, "--format", "json"], "mtp4: the output check failed"),
+        (["report", good, "--baseline", broken], f"mtp4 #1: {BROKEN}"),
+        (["report", wrong, "--format", "html", "-o", str(tmp_path / "r.html")], "mtp4: the output check failed"),
+    ):
+        assert main(argv) == 1
+        streams = capsys.readouterr()
+        assert streams.err == f"specbench: {said}; {TRUST}\n"
+        assert streams.out, "the figures are there all the same"
+    assert main(["report", good]) == 0
+    assert main(["compare", good, good]) == 0
+
+
+def test_exit_code_1_goes_before_gates_and_behind_mistakes(tmp_path: Path) -> None:
+    broken = run_directory(tmp_path / "broken", broken_log())
+    for gate, exit_code in (
+        ("acceptance.acceptance_length >= 9", 1),
+        ("latency.ttft_ms.p50 <= baseline", 1),
+        ("acceptance.length >= 1", 2),
+    ):
+        assert main(["compare", broken, broken, "--gate", gate]) == exit_code
+
+
+def test_texts_that_differ_between_two_identical_checks_are_said_and_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check = OutputCheck("identical", 4, 4, 0, 0)
+    directories = []
+    for name, tokens in (("base", [1, 2]), ("new", [1, 3])):
+        log = simulate(1, num_requests=40)
+        log.samples = [make_sample(request.sample_id, None, output_token_ids=tokens) for request in log.requests]
+        directories.append(run_directory(tmp_path / name, log, output_check=check))
+    assert main(["compare", *directories]) == 0
+    assert "although both output checks are identical, over 4 and 4 outputs" in capsys.readouterr().out
+    assert main(["compare", directories[0], directories[0]]) == 0
+    assert "although" not in capsys.readouterr().out

@@ -17,6 +17,7 @@ from specbench.reports.comparability import differences_table
 from specbench.reports.compare import Comparison, Pair
 from specbench.reports.compared_run import ComparedRun
 from specbench.reports.cost_section import sweep_cost_section
+from specbench.reports.decomposition import Decomposition
 from specbench.reports.decomposition_section import decomposition_section
 from specbench.reports.figures import ACCEPTANCE_LENGTH, ACCURACY, OUTPUT_THROUGHPUT
 from specbench.reports.gate_section import gate_section
@@ -166,7 +167,16 @@ def _text_line(base: ComparedRun, pair: Pair) -> str | None:
     else:
         role = ""
     sampled = "; sampled above temperature 0" if base.is_sampled or pair.new.is_sampled else ""
-    return text_sentence(pair.texts) + role + sampled
+    return text_sentence(pair.texts) + role + sampled + _contradiction(base, pair)
+
+
+def _contradiction(base: ComparedRun, pair: Pair) -> str:
+    """Where texts differ although each run's text was found to be that of plain decoding."""
+    checks = [run.metrics["checks"]["output"] for run in (base, pair.new)]
+    if pair.texts is None or not pair.texts.differing or any(check["status"] != "identical" for check in checks):
+        return ""
+    compared = " and ".join(count(check["compared"]) for check in checks)
+    return f"; although both output checks are identical, over {compared} outputs"
 
 
 def _drafts_line(base: ComparedRun, pair: Pair) -> str | None:
@@ -185,7 +195,7 @@ def _drafts_line(base: ComparedRun, pair: Pair) -> str | None:
 
 
 def _position_0_line(pair: Pair) -> str | None:
-    """The two terms of the difference at position 0; their classes and intervals have a section."""
+    """The terms of the difference at position 0; their classes and intervals have a section."""
     found = pair.decomposition
     if found is None or found.mix is None or found.rate is None:
         return None
@@ -194,9 +204,16 @@ def _position_0_line(pair: Pair) -> str | None:
     selection = "" if found.is_same_k else "; with another k, text of other difficulty is behind it too"
     return (
         f"Position 0 behind a step with drafts: {percent(total.base)} to {percent(total.new)}, of which "
-        f"{points(found.mix.value)} come from what the drafts follow, and {points(found.rate.value)} remain within "
-        f"matched history ({seen}{selection})"
+        f"{points(found.mix.value)} come from what the drafts follow{_unmatched_text(found)}, and "
+        f"{points(found.rate.value)} remain within matched history ({seen}{selection})"
     )
+
+
+def _unmatched_text(found: Decomposition) -> str:
+    """The third term, where it is not zero: without it the others do not add up to the difference."""
+    if all(one.is_matched for one in found.classes) or not found.unmatched or not found.unmatched.value:
+        return ""
+    return f", {points(found.unmatched.value)} come from classes that only one run has"
 
 
 def _change_line(what: str, change: Change, pair: Pair) -> str | None:

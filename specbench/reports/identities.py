@@ -36,6 +36,16 @@ def broken_identities(metrics: dict) -> list[str]:
     return [name for name, check in metrics["checks"]["identities"].items() if check["holds"] is False]
 
 
+def distrust(metrics: dict) -> str | None:
+    """Why no figure of this run can be trusted: identities that are broken, an output check that failed; else None."""
+    reasons = []
+    if broken := broken_identities(metrics):
+        reasons.append(f"identities broken ({', '.join(broken)})")
+    if metrics["checks"]["output"]["status"] == "mismatch":
+        reasons.append("the output check failed")
+    return ", ".join(reasons) or None
+
+
 def _compare(left: int, right: int) -> dict:
     return {"left": left, "right": right, "holds": left == right}
 

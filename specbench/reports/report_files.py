@@ -90,6 +90,11 @@ class Report:
         return judge_run(gates, self._compared) if self.comparison is None else judge_comparison(gates, self.comparison)
 
     @property
+    def compared_runs(self) -> tuple[ComparedRun, ...]:
+        """The run, behind its baseline where there is one that can be read."""
+        return (self._compared,) if self.comparison is None else self.comparison.runs
+
+    @property
     def _compared(self) -> ComparedRun:
         return compared_run(self.run, self.metrics, self.columns, self.samples, self.engine_steps, str(self.directory))
 

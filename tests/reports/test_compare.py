@@ -315,6 +315,19 @@ def test_broken_identities_and_mismatches_are_named() -> None:
     assert "its output check failed" in verdict(found)
 
 
+def test_position_0_names_each_term_that_is_not_zero() -> None:
+    pairs = [(0, 1), (0, 0), (1, 1), (1, 0)] * 20
+    base = run(log_of_accepted([*pairs, *[(2, 1)] * 40], 2), k=2)
+    new = run(log_of_accepted([*pairs, *[(0, 1)] * 40], 2), k=2)
+    text = verdict(compare([base, new]))
+    line = next(line for line in text.splitlines() if line.startswith("Position 0"))
+    shown = [float(found) for found in re.findall(r"([+-][0-9.]+) pts", line)]
+    before, after = (float(found) for found in re.findall(r"([0-9.]+)%", line))
+    assert "pts come from classes that only one run has" in line
+    assert len(shown) == 3 and sum(shown) == pytest.approx(after - before, abs=0.03)
+    assert "only one run has" not in verdict(compare([base, base])), "a term of zero is not named"
+
+
 # ---- Answers
 
 
