@@ -67,6 +67,13 @@ class Change:
         return None if self.void else self.figure.change(self.base, self.new)
 
     @property
+    def alike(self) -> str | None:
+        """`the same in every sample` (or repeat); None where they are not, or too few to say."""
+        if self.difference is None or not self.difference.is_alike:
+            return None
+        return f"the same in every {'repeat' if self.figure.kind == 'speed' else 'sample'}"
+
+    @property
     def verdict(self) -> str:
         """`better`, `worse`, `different`, `no difference visible`, `not tested` or `void`."""
         if self.void:

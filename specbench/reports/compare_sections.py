@@ -22,6 +22,7 @@ from specbench.reports.decomposition_section import decomposition_section
 from specbench.reports.figures import ACCEPTANCE_LENGTH, ACCURACY, OUTPUT_THROUGHPUT
 from specbench.reports.gate_section import gate_section
 from specbench.reports.gates import GateResult
+from specbench.reports.health_check import FAILED, WARNING
 from specbench.reports.identities import broken_identities
 from specbench.reports.markdown import data_title, is_unfinished, model_title
 from specbench.reports.number_format import NOT_MEASURED, count, decimal, decimal_range, p_value, percent, points
@@ -42,12 +43,14 @@ from specbench.reports.statistics import MIN_REPEATS, MIN_SAMPLES
 from specbench.reports.table import Cell, ReportTable, Section, section_markdown, text_cell
 from specbench.reports.text_difference import text_sentence, text_table
 
+_MEAN_OF_REPEATS = "mean of repeats"
 _UNADJUSTED = (
     "Intervals are 95% bootstrap intervals over samples (all turns and repeats of one together, base and new drawn "
     "alike), those of speed Student's over repeats; **they are not adjusted** for how many there are. p is that of "
     "swapping base and new within samples (accuracy: exact McNemar), adjusted by Holm within a family, and decides on "
     "marks. "
-    "The smallest visible difference is 2.8 paired standard errors."
+    "The smallest visible difference is 2.8 paired standard errors. Speed is tested as the mean of repeats; the tables "
+    "above give it over all requests together, and the two can differ in sign."
 )
 
 
@@ -101,12 +104,18 @@ def _with_table_names_of_their_own(sections: Iterable[Section]) -> list[Section]
 def verdict_lines(comparison: Comparison) -> list[str]:
     """What a reader must know before any figure, then the headline figures, a sentence each."""
     lines = [line for pair in comparison.pairs for line in pair.grounds.sentences(pair.new.label)]
+    lines += state_lines(comparison)
     lines += [line for run in comparison.runs for line in _warnings(run)]
     checks = ", ".join(f"{run.label} {check_text(run)}" for run in comparison.runs)
     lines.append(f"Output checks: {checks}")
     for pair in comparison.pairs:
         lines += _pair_lines(comparison.base, pair, len(comparison.pairs) > 1)
     return lines
+
+
+def state_lines(comparison: Comparison) -> list[str]:
+    """A line for each run with faults injected on purpose, or with health checks that were raised."""
+    return [line for run in comparison.runs if (line := _state(run)) is not None]
 
 
 def comparison_subtitle(base: ComparedRun) -> str:
@@ -120,6 +129,21 @@ def _of_tables(title: str, *tables: ReportTable | None) -> Section:
 
 
 # ---- The verdict
+
+
+def _state(run: ComparedRun) -> str | None:
+    """`**mtp8**: **faults injected**: raw_embedding; **health checks**: failed identities; warning p99_requests`"""
+    parts = []
+    if faults := run.record.config["spec"].get("faults"):
+        parts.append(f"**faults injected on purpose**: {', '.join(faults)}")
+    checks = [
+        f"{status} {', '.join(names)}"
+        for status in (FAILED, WARNING)
+        if (names := [one["name"] for one in run.metrics["health"] if one["status"] == status])
+    ]
+    if checks:
+        parts.append(f"**health checks**: {'; '.join(checks)}")
+    return f"**{run.label}**: {'; '.join(parts)}" if parts else None
 
 
 def _warnings(run: ComparedRun) -> Iterable[str]:
@@ -201,6 +225,7 @@ def _position_0_line(pair: Pair) -> str | None:
         return None
     total = found.total.difference
     seen = {True: "visible", False: "no difference visible", None: "too few samples to say"}[found.rate.is_visible]
+    seen = "the same in every sample" if found.rate.standard_error == 0 else seen
     selection = "" if found.is_same_k else "; with another k, text of other difficulty is behind it too"
     return (
         f"Position 0 behind a step with drafts: {percent(total.base)} to {percent(total.new)}, of which "
@@ -217,7 +242,7 @@ def _unmatched_text(found: Decomposition) -> str:
 
 
 def _change_line(what: str, change: Change, pair: Pair) -> str | None:
-    """`Acceptance length: 1.84 to 4.40 (+139.1%), 95% interval +2.4 to +2.7: better`; None if not measured."""
+    """`Acceptance length: 1.84 to 4.40 (+139.1%), 95% interval +2.4 to +2.7 tokens: better`; None if not measured."""
     if change.base is None and change.new is None:
         return None
     figure = change.figure
@@ -231,8 +256,8 @@ def _change_line(what: str, change: Change, pair: Pair) -> str | None:
 def _judgement(change: Change, pair: Pair) -> str:
     if change.difference is None or change.adjusted_p_value is None:
         return f"; not tested: {_untested_reason(pair)}"
-    if change.difference.interval == (0, 0):
-        return ": the same in every sample"
+    if change.alike is not None:
+        return f": {change.alike}"
     if change.verdict != "no difference visible":
         return f"{_interval_text(change)}: **{change.verdict}**"
     visible = change.difference.smallest_visible
@@ -246,7 +271,8 @@ def _interval_text(change: Change) -> str:
     if change.difference is None or change.difference.interval is None:
         return ""
     low, high = (change.figure.difference_text(bound) for bound in change.difference.interval)
-    return f", 95% interval {low} to {high}"
+    unit = " tokens" if change.figure == ACCEPTANCE_LENGTH else ""  # beside a change in percent
+    return f", 95% interval {low} to {high}{unit}"
 
 
 def _untested_reason(pair: Pair) -> str:
@@ -270,7 +296,12 @@ def _speed_line(base: ComparedRun, pair: Pair, change: Change) -> str | None:
     if change.difference is None:
         repeats = min(num_repeats(base), num_repeats(pair.new))
         return f"{line}; no interval: {repeats} of the {MIN_REPEATS} repeats that one needs"
-    return f"{line}{_interval_text(change)}: {change.verdict}"
+    found = change.difference
+    if change.alike is not None or found.interval is None:
+        return f"{line}: {change.alike or change.verdict}"
+    low, high = map(change.figure.difference_text, found.interval)
+    mean = f"{_MEAN_OF_REPEATS} {change.figure.difference_text(found.difference)} tok/s"
+    return f"{line}; {mean}, 95% interval {low} to {high} tok/s: {change.verdict}"
 
 
 def _speedup_text(base: ComparedRun, new: ComparedRun) -> str:
@@ -328,15 +359,15 @@ def _difference_table(changes: PairChanges, label: str) -> ReportTable:
 def _difference_row(change: Change) -> tuple[Cell, ...]:
     found, figure = change.difference, change.figure
     assert found is not None
-    low, high = found.interval or (None, None)
+    low, high = found.interval if found.interval is not None and change.alike is None else (None, None)
     numbers = (found.difference, low, high)
     return (
-        text_cell(figure.label),
+        text_cell(figure.label + (f", {_MEAN_OF_REPEATS}" if figure.kind == "speed" else "")),
         text_cell(change.family),
         *(Cell(number, figure.difference_text(number)) for number in numbers),
         *(Cell(p, p_value(p)) for p in (change.p_value, change.adjusted_p_value)),
         Cell(found.smallest_visible, figure.difference_text(found.smallest_visible).lstrip("+")),
-        text_cell(change.verdict),
+        text_cell(change.alike or change.verdict),
     )
 
 

@@ -13,6 +13,7 @@ from specbench.reports.statistics import MIN_SAMPLES, VISIBLE_STANDARD_ERRORS, I
 from specbench.reports.table import Cell, ReportTable, Section, text_cell
 
 TITLE = "Position 0, taken apart"
+_ALIKE = "the same in every sample"
 _SEEN = {True: "difference visible", False: "no difference visible", None: "too few samples"}
 
 
@@ -51,6 +52,8 @@ def _is_alike(decomposition: Decomposition) -> bool:
 
 
 def _said(total: HistoryClass) -> str:
+    if total.difference.is_alike:
+        return _ALIKE
     if total.is_visible is None:
         return f"no interval from under {MIN_SAMPLES} samples"
     if not total.is_visible:
@@ -96,8 +99,10 @@ def _rate_sentence(decomposition: Decomposition) -> str:
         return ""
     if rate.is_visible is None:
         return f"Remaining difference within matched history: {points(rate.value)}, without an interval."
+    if not rate.standard_error:
+        return f"Within matched history there is no difference: {points(rate.value)}, {_ALIKE}."
     if not rate.is_visible:
-        smallest = f"{100 * VISIBLE_STANDARD_ERRORS * (rate.standard_error or 0):.2f} pts"
+        smallest = f"{100 * VISIBLE_STANDARD_ERRORS * rate.standard_error:.2f} pts"
         return (
             f"Within matched history no difference is visible: {points(rate.value)}{_bracketed(rate.interval)}; a true "
             f"one of {smallest} would be seen four times in five."
@@ -153,8 +158,8 @@ def _class_table(decomposition: Decomposition) -> ReportTable:
 
 def _class_row(one: HistoryClass, total: HistoryClass) -> tuple[Cell, ...]:
     difference = one.difference
-    interval, smallest = difference.interval, difference.smallest_visible
-    seen = _SEEN[one.is_visible] if one.is_matched else "in one run only"
+    interval, smallest = None if difference.is_alike else difference.interval, difference.smallest_visible
+    seen = "in one run only" if not one.is_matched else _ALIKE if difference.is_alike else _SEEN[one.is_visible]
     return (
         text_cell(one.label),
         _drafts_cell(one.base_drafts, total.base_drafts),
@@ -196,4 +201,5 @@ def _term_table(decomposition: Decomposition) -> ReportTable:
 def _term_cells(term: Term | None) -> tuple[Cell, Cell]:
     if term is None:
         return text_cell(None), text_cell(None)
-    return Cell(term.value, points(term.value)), text_cell(points_range(term.interval))
+    interval = None if term.interval == (0, 0) else term.interval
+    return Cell(term.value, points(term.value)), text_cell(points_range(interval))

@@ -13,6 +13,7 @@ from specbench.reports.compare_sections import (
     comparison_sections,
     comparison_subtitle,
     comparison_title,
+    state_lines,
     verdict_lines,
 )
 from specbench.reports.compared_run import ComparedRun
@@ -43,7 +44,8 @@ def comparison_pull_request(comparison: Comparison, gates: Sequence[GateResult] 
     title = f"{comparison_title(comparison)}: {comparison_subtitle(comparison.base)}"
     runs, changes = comparison.runs, comparison.changes
     tables = [pull_request_table(runs, changes, has_joined_positions=joined) for joined in (False, True)]
-    lines = [*_gate_lines(gates), *verdict_lines(comparison)]
+    states = state_lines(comparison)  # before gates, of which there may be more than fit
+    lines = [*states, *_gate_lines(gates), *(line for line in verdict_lines(comparison) if line not in states)]
     return _body(title, runs, lines, tables, comparison_sections(comparison, gates))
 
 

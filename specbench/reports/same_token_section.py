@@ -40,7 +40,7 @@ def same_token_sentence(check: SameToken) -> str:
 def _verdict(check: SameToken) -> str:
     difference = check.difference
     size = points(difference.difference)
-    if difference.interval is not None:
+    if difference.interval is not None and not difference.is_alike:
         size += f", 95% interval {points_range(difference.interval)}"
     size += f"; exact McNemar p {p_value(check.p_value)}"
     is_seen = check.p_value is not None and check.p_value < 1 - CONFIDENCE and difference.is_visible is not False

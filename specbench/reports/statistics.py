@@ -66,8 +66,16 @@ class Difference:
 
     @property
     def smallest_visible(self) -> float | None:
-        """A true difference of this size would be seen in four of five such comparisons."""
-        return None if self.standard_error is None else VISIBLE_STANDARD_ERRORS * self.standard_error
+        """A true difference of this size would be seen in four of five such comparisons.
+
+        None where there is no spread either, which says nothing of what could have been seen.
+        """
+        return VISIBLE_STANDARD_ERRORS * self.standard_error if self.standard_error else None
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether both runs are the same in every sample (or repeat)."""
+        return self.difference == 0 and self.standard_error == 0
 
     @property
     def is_visible(self) -> bool | None:

@@ -14,7 +14,9 @@ from specbench.reports.compare import Comparison, compare
 from specbench.reports.compare_data import comparison_data
 from specbench.reports.compare_sections import comparison_markdown, comparison_sections, verdict_lines
 from specbench.reports.compared_run import ComparedRun, compared_run, run_of_log
+from specbench.reports.gates import judge_comparison, parse_gates
 from specbench.reports.metrics import metrics_of
+from specbench.reports.pull_request import comparison_pull_request
 from specbench.reports.repeat_speed import speed_by_repeat
 from specbench.reports.side_by_side import benchmark_table, category_table, latency_table
 from specbench.reports.statistics import holm
@@ -326,6 +328,63 @@ def test_position_0_names_each_term_that_is_not_zero() -> None:
     assert "pts come from classes that only one run has" in line
     assert len(shown) == 3 and sum(shown) == pytest.approx(after - before, abs=0.03)
     assert "only one run has" not in verdict(compare([base, base])), "a term of zero is not named"
+
+
+def with_state(one: ComparedRun, faults: list[str], **health: str) -> ComparedRun:
+    """The same run with faults, and with these health checks alone."""
+    checks = [{"name": name, "status": status} for name, status in health.items()]
+    record = with_config(one.record, "spec", faults=faults)
+    return dataclasses.replace(one, record=record, metrics=one.metrics | {"health": checks})
+
+
+def test_faults_and_raised_health_checks_come_first_in_a_line_a_run() -> None:
+    one = run(better_log(1, 0.5))
+    bad = with_state(one, ["raw_embedding"], near_zero="warning", cliff="failed", fine="ok", unseen="not_checked")
+    found = compare([with_state(one, []), bad, with_state(one, [], cliff="warning")])
+    labels = [each.label for each in found.runs]
+    assert verdict_lines(found)[:2] == [
+        f"**{labels[1]}**: **faults injected on purpose**: raw_embedding; **health checks**: failed cliff; warning "
+        "near_zero",
+        f"**{labels[2]}**: **health checks**: warning cliff",
+    ]
+    assert verdict(found).count("health checks") == 2
+    assert verdict(found).index("health checks") < verdict(found).index("Output checks")
+    gates = judge_comparison(parse_gates([f"acceptance.acceptance_length >= {bound}" for bound in range(50)]), found)
+    shown = comparison_pull_request(found, gates).partition("<details>")[0]
+    assert "raw_embedding" in shown and shown.count("**health checks**") == 2 and "gate" in shown
+
+
+def test_runs_without_any_spread_have_no_interval_and_no_smallest_visible_difference() -> None:
+    one = run(better_log(1, 0.5))
+    found = compare([one, one])
+    table = next(table for table in tables_of(comparison_sections(found)) if table.name == "differences")
+    tested = [row for row in _texts_of(table) if row[8] != "not tested"]
+    assert len(tested) > 5
+    for row in tested:
+        assert (row[3:5], row[7:]) == (["n/a", "n/a"], ["n/a", "the same in every sample"])
+    text = comparison_markdown(found)
+    assert "0.00 to" not in text and "0.000 to" not in text
+    other = compare([run(better_log(1, 0.5)), run(better_log(3, 0.5))])
+    table = next(table for table in tables_of(comparison_sections(other)) if table.name == "differences")
+    assert all((row[7] == "n/a") == (row[8] == "not tested") and "same" not in row[8] for row in _texts_of(table))
+
+
+def _texts_of(table: ReportTable) -> list[list[str]]:
+    return [[cell.text for cell in row] for row in table.rows]
+
+
+def test_speed_is_labelled_by_the_mean_of_repeats_and_its_interval_has_a_unit() -> None:
+    found = compare([run(timed(1.0, 3)), run(timed(2.0, 3))])
+    table = next(table for table in tables_of(comparison_sections(found)) if table.name == "differences")
+    assert "Median E2EL (ms), mean of repeats" in cells(table)
+    line = next(line for line in verdict_lines(found) if line.startswith("Output token throughput"))
+    assert re.search(r"; mean of repeats -1\.\d\d tok/s, 95% interval -1\.\d\d to -1\.\d\d tok/s: worse$", line)
+    same = compare([run(timed(1.0, 3)), run(timed(1.0, 3))])
+    line = next(line for line in verdict_lines(same) if line.startswith("Output token throughput"))
+    assert line.endswith(": the same in every repeat")
+    better = compare([run(better_log(1, 0.3)), run(better_log(2, 0.9))])
+    length = next(line for line in verdict_lines(better) if line.startswith("Acceptance length"))
+    assert length.endswith(" tokens: **better**")
 
 
 # ---- Answers
