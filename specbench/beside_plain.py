@@ -20,6 +20,8 @@ from specbench.plan import Plan
 from specbench.records import BASELINE_FOLDER, LosslessnessCheck
 
 Clock = Callable[[], float]
+#: One run each way varies by about as much on its own: a smaller effect is called neither gain nor loss.
+_LEAST_ONE_OFF_EFFECT = 0.05
 INTERLEAVED_NOTICE = (
     f"A run without speculation took turns with this one, repeat by repeat; it is in the folder {BASELINE_FOLDER}/."
 )
@@ -112,13 +114,19 @@ def _time_both(plan: Plan, sides: Sides, count: int, clock: Clock) -> BesidePlai
     requests = [request for request in plan.requests if request.repeat == 0][:count]
     speculative, speculative_results = _timed(sides.speculative, requests, sides, clock)
     plain, plain_results = _timed(sides.plain, requests, sides, clock)
-    verdict = "speculation loses here" if speculative < plain else "speculation gains here"
     notice = (
-        f"Plain baseline: speculation is {speculative / plain:.2f} times plain decoding ({speculative:,.1f} against "
+        f"Plain baseline: speculation is {speculative / plain:.3f} times plain decoding ({speculative:,.1f} against "
         f"{plain:,.1f} output tokens/s; the first {len(requests)} requests once each way after the measured run, "
-        f"concurrency {plan.config.load.concurrency}; one run each, no interval): {verdict}."
+        f"concurrency {plan.config.load.concurrency}; one run each, no interval): {_verdict(speculative / plain)}."
     )
     return BesidePlain([notice], _judged(plan, sides, speculative_results, plain_results))
+
+
+def _verdict(speedup: float) -> str:
+    """In words, of one run each way."""
+    if abs(speedup - 1) <= _LEAST_ONE_OFF_EFFECT:
+        return f"no clear difference (within {_LEAST_ONE_OFF_EFFECT:.0%})"
+    return "speculation gains here" if speedup > 1 else "speculation loses here"
 
 
 def _judged(

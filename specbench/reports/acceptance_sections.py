@@ -21,7 +21,7 @@ from specbench.reports.cells import (
 )
 from specbench.reports.number_format import NOT_MEASURED, count
 from specbench.reports.sample_sums import BELOW_K, WITH_PREVIOUS, category_path
-from specbench.reports.table import Cell, ReportTable, Section, text_cell
+from specbench.reports.table import Cell, ReportTable, Section, label_cell, text_cell
 
 TITLES = (
     "Acceptance",
@@ -100,7 +100,7 @@ def _pooled(acceptance: dict, intervals: Intervals) -> _Blocks:
 
 def _labelled(rows: tuple[tuple, ...]) -> tuple[tuple[Cell, ...], ...]:
     """Rows whose first entry is a text."""
-    return tuple((text_cell(row[0]), *row[1:]) for row in rows)
+    return tuple((label_cell(row[0]), *row[1:]) for row in rows)
 
 
 def _autocorrelation(acceptance: dict) -> ReportTable:
@@ -173,7 +173,12 @@ def _heat_map(acceptance: dict, buckets: list[tuple[str, dict]]) -> ReportTable:
         "rising; the other rows start where text is hard, and rise. " + SMALL_COUNT_NOTE
     )
     title = "Every position given the one before it"
-    return ReportTable("acceptance_given_previous_by_position", title, header, rows, notes=(note,))
+    reached = tuple(
+        (f"Pos {i} drafts", tuple(bucket["reached_position"][i] for _, bucket in buckets))
+        for i in range(acceptance["num_speculative_tokens"])
+    )
+    name = "acceptance_given_previous_by_position"
+    return ReportTable(name, title, header, rows, notes=(note,), file_columns=reached)
 
 
 def _reached_cells(bucket: dict) -> list[Cell]:

@@ -17,6 +17,7 @@ from specbench.reports.number_format import (
     percent,
     percent_of,
     percent_range,
+    points_range,
     slash_joined,
 )
 from specbench.reports.table import Cell
@@ -43,12 +44,21 @@ def percent_range_cell(interval: Sequence[float] | None) -> Cell:
     return Cell(_list(interval), percent_range(interval))
 
 
+def points_range_cell(interval: Sequence[float] | None) -> Cell:
+    return Cell(_list(interval), points_range(interval))
+
+
 def decimal_range_cell(interval: Sequence[float] | None) -> Cell:
     return Cell(_list(interval), decimal_range(interval))
 
 
 def slash_joined_cell(fractions: list[float | None]) -> Cell:
     return Cell(_list(fractions), slash_joined(fractions))
+
+
+def list_cell(values: Sequence[float | None], text: str) -> Cell:
+    """Several numbers that a reader sees as one text."""
+    return Cell(_list(values), text)
 
 
 #: For a row of which a column says nothing, unlike one that was not measured.

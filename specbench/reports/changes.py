@@ -97,6 +97,8 @@ class PairChanges:
     answers: PairedAnswers | None
     #: Base and new over the same samples: whatever can be paired.
     sums: tuple[tuple[SampleSums, SampleSums], ...]
+    #: Why no draft can be paired, whatever the samples; None where both runs show drafts one by one.
+    no_drafts: str | None
 
     def of(self, figure: Figure, base: float | None, new: float | None) -> Change:
         """As it was tested; untested where it was not."""
@@ -120,7 +122,7 @@ def pair_changes(base: ComparedRun, new: ComparedRun, grounds: Comparability) ->
     changes = {one.figure.path: one for one in _adjusted([_judged(one, equal_k, grounds) for one in by_path.values()])}
     if answers is not None:
         sums.append((answers.base, answers.new))
-    return PairChanges(changes, grounds, equal_k, answers, tuple(sums))
+    return PairChanges(changes, grounds, equal_k, answers, tuple(sums), _no_drafts(base, new))
 
 
 def bucket_figure(path: str, accepted: str) -> Figure:
@@ -173,6 +175,16 @@ def _adjusted(changes: Sequence[Change]) -> list[Change]:
         for place, p_value in zip(places, holm([changes[index].p_value for index in places]), strict=True):
             adjusted[place] = replace(changes[place], adjusted_p_value=p_value)
     return adjusted
+
+
+def _no_drafts(base: ComparedRun, new: ComparedRun) -> str | None:
+    lacking = [run for run in (base, new) if not run.is_drafted]
+    if not lacking:
+        return None
+    without_steps = [run.label for run in lacking if not len(run.columns.request)]
+    if without_steps:
+        return f"no verify steps in {' and '.join(without_steps)}"
+    return f"nothing was drafted in {' and '.join(run.label for run in lacking)}"
 
 
 def _paired_drafts(base: ComparedRun, new: ComparedRun) -> list[tuple[SampleSums, SampleSums]]:

@@ -255,7 +255,7 @@ def _change_line(what: str, change: Change, pair: Pair) -> str | None:
 
 def _judgement(change: Change, pair: Pair) -> str:
     if change.difference is None or change.adjusted_p_value is None:
-        return f"; not tested: {_untested_reason(pair)}"
+        return f"; not tested: {_untested_reason(change, pair)}"
     if change.alike is not None:
         return f": {change.alike}"
     if change.verdict != "no difference visible":
@@ -275,10 +275,13 @@ def _interval_text(change: Change) -> str:
     return f", 95% interval {low} to {high}{unit}"
 
 
-def _untested_reason(pair: Pair) -> str:
+def _untested_reason(change: Change, pair: Pair) -> str:
     if not pair.grounds.is_paired:
         return "samples are not paired"
-    if pair.grounds.scorer:
+    is_of_drafts = change.figure.kind in ("drafts", "position")
+    if is_of_drafts and pair.changes.no_drafts is not None:
+        return pair.changes.no_drafts
+    if not is_of_drafts and pair.grounds.scorer:
         return "answers are not paired"
     return f"fewer than {MIN_SAMPLES} samples"
 

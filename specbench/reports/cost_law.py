@@ -102,7 +102,7 @@ def fit_laws(runs: Sequence[StepCosts]) -> FittedLaws:
     worst = max((law.target for law in laws), key=lambda part: part.residual)
     if worst.residual > MAX_RESIDUAL or worst.left_out_share > MAX_LEFT_OUT_SHARE:
         seen = f"off by {worst.residual:.0%} in the median, {worst.left_out_share:.0%} of the time in steps far off"
-        return FittedLaws((), f"steps of one kind scatter too much ({seen}); was the machine busy with other work?")
+        return FittedLaws((), f"steps of one kind scatter too much ({seen}), as on a machine busy with other work")
     return FittedLaws(laws)
 
 

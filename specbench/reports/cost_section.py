@@ -5,7 +5,7 @@ Belongs here: tables and sentences from what cost_model.py computed. Does not be
 
 from __future__ import annotations
 
-from specbench.reports.cells import count_cell, decimal_cell, percent_cell
+from specbench.reports.cells import count_cell, decimal_cell, list_cell, percent_cell
 from specbench.reports.number_format import NOT_MEASURED, count, decimal, percent
 from specbench.reports.table import Cell, ReportTable, Section, text_cell
 
@@ -94,16 +94,23 @@ def _law_table(laws: list[dict]) -> ReportTable:
         for part in _PART_NAMES
         if law[part] is not None
     )
-    left_out = max((law[part]["left_out_share"] for law in laws for part in _PART_NAMES if law[part]), default=0.0)
-    notes = ["Milliseconds; residual is the median error of a fitted step."]
-    if left_out:
-        notes.append(f"Steps that lie far off were left out of the fit: at most {percent(left_out)} of the time.")
+    notes = ["Milliseconds; residual is the median error of a fitted step.", *_left_out_notes(laws)]
     if len(laws) > 1:
         notes.append(
             "Every request drafts the same number of tokens, so rows grow with requests and a cost that grows with "
             "both may belong to either: both laws fit, what they predict is a range."
         )
     return ReportTable("cost_law", "Law of cost", header, rows, 2, tuple(notes))
+
+
+def _left_out_notes(laws: list[dict]) -> list[str]:
+    """Of each part on its own, by the law that leaves out more of it."""
+    shares = {
+        label: max((law[part]["left_out_share"] for law in laws if law[part] is not None), default=0.0)
+        for part, label in _PART_NAMES.items()
+    }
+    named = [f"{percent(share)} of the time of {label}" for label, share in shares.items() if share]
+    return [f"Steps that lie far off were left out of the fit of a part: {', '.join(named)}."] if named else []
 
 
 def _prediction_table(cost: dict) -> ReportTable:
@@ -152,14 +159,22 @@ def _prediction_sentence(prediction: dict) -> str:
 
 
 def best_k_text(best: list[dict | None]) -> str:
-    """`k = 3 (2 to 4 within 2%)`, a range of both where laws differ."""
+    """`k = 3 (2 to 4 within 2% of it)`, of each law where laws differ."""
     known = [one for one in best if one is not None]
     if len(known) < len(best) or not known:
         return f"k {NOT_MEASURED}"
-    lowest, highest = min(one["best"] for one in known), max(one["best"] for one in known)
-    flat_from, flat_to = min(one["flat_from"] for one in known), max(one["flat_to"] for one in known)
-    chosen = f"k = {lowest}" if lowest == highest else f"k = {lowest} to {highest}"
-    return f"{chosen} ({flat_from} to {flat_to} within 2%)" if flat_from < flat_to else f"{chosen} (no other within 2%)"
+    flats = {(one["flat_from"], one["flat_to"]) for one in known}
+    if len({one["best"] for one in known}) > 1 and len(flats) == 1:
+        ((flat_from, flat_to),) = flats
+        return f"k between {flat_from} and {flat_to}: all within 2% of each other"
+    by_law = list(dict.fromkeys(_best_of_law(one) for one in known))
+    return by_law[0] if len(by_law) == 1 else f"{by_law[0]} by one law, {by_law[1]} by the other"
+
+
+def _best_of_law(one: dict) -> str:
+    if one["flat_from"] == one["flat_to"]:
+        return f"k = {one['best']} (no other within 2% of it)"
+    return f"k = {one['best']} ({one['flat_from']} to {one['flat_to']} within 2% of it)"
 
 
 # ---- Several runs
@@ -224,7 +239,9 @@ def _requests(number: int) -> str:
 
 
 def _range_cell(low: float | None, high: float | None) -> Cell:
-    return Cell(None if low is None or high is None else (low + high) / 2, _range_text(low, high))
+    if low is None or high is None:
+        return Cell(None, NOT_MEASURED)
+    return list_cell((low, high), _range_text(low, high))
 
 
 def _range_text(low: float | None, high: float | None) -> str:

@@ -7,6 +7,7 @@ No sentence says that a drafter is better: within matched history text is still 
 
 from __future__ import annotations
 
+from specbench.reports.cells import points_range_cell
 from specbench.reports.decomposition import FULLY_ACCEPTED, MIN_CLASS_DRAFTS, Decomposition, HistoryClass, Term
 from specbench.reports.number_format import NOT_MEASURED, count, p_value, percent, points, points_range
 from specbench.reports.statistics import MIN_SAMPLES, VISIBLE_STANDARD_ERRORS, Interval
@@ -167,7 +168,7 @@ def _class_row(one: HistoryClass, total: HistoryClass) -> tuple[Cell, ...]:
         _drafts_cell(one.new_drafts, total.new_drafts),
         Cell(difference.new, percent(difference.new)),
         Cell(difference.difference, points(difference.difference)),
-        text_cell(points_range(interval)),
+        points_range_cell(interval),
         Cell(smallest, NOT_MEASURED if smallest is None else f"{100 * smallest:.2f} pts"),
         Cell(one.p_value, p_value(one.p_value)),
         text_cell(seen),
@@ -202,4 +203,4 @@ def _term_cells(term: Term | None) -> tuple[Cell, Cell]:
     if term is None:
         return text_cell(None), text_cell(None)
     interval = None if term.interval == (0, 0) else term.interval
-    return Cell(term.value, points(term.value)), text_cell(points_range(interval))
+    return Cell(term.value, points(term.value)), points_range_cell(interval)

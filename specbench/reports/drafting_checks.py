@@ -218,7 +218,7 @@ def _trend(moments: Moments, group: np.ndarray, sample: np.ndarray, unit: str) -
     smallest_loss = LOSS_OF_TREND + ALARM_STANDARD_ERRORS * change.standard_error
     text = (
         f"accepted drafts change by {100 * change.value:+.1f}% for each {unit} (standard error "
-        f"{100 * change.standard_error:.1f}); a loss of {percent(smallest_loss)} or more would raise this"
+        f"{100 * change.standard_error:.1f}%); a loss of {percent(smallest_loss)} or more would raise this"
     )
     if smallest_loss > LARGEST_UNSEEN_LOSS:
         return not_checked(f"too little variation: {text}")

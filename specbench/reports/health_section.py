@@ -6,9 +6,12 @@ Belongs here: text from the `health` block of metrics.json. Does not belong here
 from __future__ import annotations
 
 from specbench.reports.health_check import FAILED, NOT_CHECKED, OK, WARNING
-from specbench.reports.table import ReportTable, Section, text_cell
+from specbench.reports.table import Cell, ReportTable, Section, text_cell
 
 _STATUS = {OK: "ok", WARNING: "**warning**", FAILED: "**FAILED**", NOT_CHECKED: "not checked"}
+
+#: What stands below the table for raised checks only, and in files for all.
+_ADVICE = {"name": "Name", "threshold": "Threshold", "why": "Why it matters", "where": "Where to look"}
 
 
 def raised(health: list[dict]) -> list[dict]:
@@ -25,8 +28,12 @@ def health_sentence(health: list[dict]) -> str:
 
 def health_section(health: list[dict]) -> Section:
     """All checks as one table, then what to do about those that were raised."""
-    rows = tuple((text_cell(one["title"]), text_cell(_STATUS[one["status"]]), text_cell(one["seen"])) for one in health)
-    table = ReportTable("health", "Health checks", ("Check", "Status", "Seen, or why it was not checked"), rows, 3)
+    rows = tuple(
+        (text_cell(one["title"]), Cell(one["status"], _STATUS[one["status"]]), text_cell(one["seen"])) for one in health
+    )
+    header = ("Check", "Status", "Seen, or why it was not checked")
+    advice = tuple((title, tuple(one[key] for one in health)) for key, title in _ADVICE.items())
+    table = ReportTable("health", "Health checks", header, rows, 3, file_columns=advice)
     return Section("Health", (table, *(_advice(one) for one in raised(health))))
 
 

@@ -114,7 +114,7 @@ def _difference_row(difference: dict) -> tuple[Cell, ...]:
         _token(difference["plain"]),
         _logit(difference["margin"]),
         _logit(difference["allowed"]),
-        text_cell("near tie" if difference["is_near_tie"] else "**different**"),
+        text_cell("near tie") if difference["is_near_tie"] else Cell("different", "**different**"),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from specbench.reports.acceptance import ratio
 from specbench.reports.acceptance_sections import previous_rows
+from specbench.reports.cells import list_cell
 from specbench.reports.changes import Change, PairChanges, bucket_figure, category_figure
 from specbench.reports.compared_run import ComparedRun
 from specbench.reports.figures import (
@@ -31,7 +32,7 @@ from specbench.reports.figures import (
 )
 from specbench.reports.number_format import NOT_MEASURED, slash_joined
 from specbench.reports.sample_sums import BELOW_K
-from specbench.reports.table import Cell, ReportTable, text_cell
+from specbench.reports.table import Cell, ReportTable, label_cell, text_cell
 
 #: A 99th percentile of fewer requests than this is marked.
 MIN_REQUESTS_OF_P99 = 100
@@ -201,7 +202,7 @@ def _own_row(
 ) -> tuple[Cell, ...]:
     """A row whose difference is that of `figure`, with cells of its own."""
     return (
-        text_cell(label),
+        label_cell(label),
         *(cell_of(run) for run in runs),
         *_figure_changes(figure, runs, changes),
     )
@@ -216,7 +217,7 @@ def _text_row(
     label: str, runs: Sequence[ComparedRun], changes: Sequence[PairChanges], cell_of: Callable[[ComparedRun], Cell]
 ) -> tuple[Cell, ...]:
     """A row of which no difference is taken."""
-    return (text_cell(label), *(cell_of(run) for run in runs), *(Cell(None, "") for _ in changes))
+    return (label_cell(label), *(cell_of(run) for run in runs), *(Cell(None, "") for _ in changes))
 
 
 def _change_cell(change: Change) -> Cell:
@@ -252,7 +253,7 @@ def _check_row(runs: Sequence[ComparedRun], changes: Sequence[PairChanges]) -> t
 def _request_cell(run: ComparedRun) -> Cell:
     requests = run.metrics["requests"]
     bad = requests["failed"] + requests["aborted"]
-    return Cell(requests["completed"], f"{requests['completed']} / {bad}")
+    return list_cell((requests["completed"], bad), f"{requests['completed']} / {bad}")
 
 
 def _accuracy_label(runs: Sequence[ComparedRun]) -> str:
@@ -292,8 +293,8 @@ def _percent_cell(run: ComparedRun) -> Cell:
 
 
 def _joined_positions(run: ComparedRun) -> Cell:
-    text = slash_joined(run.metrics["acceptance"]["per_position"]) or NO_POSITION
-    return Cell(text, text)
+    rates = run.metrics["acceptance"]["per_position"]
+    return list_cell(rates, slash_joined(rates)) if rates else Cell(None, NO_POSITION)
 
 
 def _cache_cell(run: ComparedRun) -> Cell:

@@ -37,6 +37,8 @@ class ReportTable:
     num_text_columns: int = 1
     #: Sentences that belong below the table.
     notes: tuple[str, ...] = ()
+    #: Columns that files alone have, behind the others: a name and a value for each row.
+    file_columns: tuple[tuple[str, tuple[Value, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,16 @@ class Section:
 def text_cell(text: str | None) -> Cell:
     """A cell whose value is its text."""
     return Cell(text, NOT_MEASURED if text is None else text)
+
+
+def without_percent(name: str) -> str:
+    """The name of a percentage as that of the fraction which files hold."""
+    return name.replace(" (%)", "")
+
+
+def label_cell(label: str) -> Cell:
+    """The name of a figure: a reader sees a percentage, files hold a fraction."""
+    return Cell(without_percent(label), label)
 
 
 def table_markdown(table: ReportTable) -> str:
@@ -79,12 +91,14 @@ def tables_of(sections: Iterable[Section]) -> list[ReportTable]:
 
 def table_csv(table: ReportTable) -> str:
     """Unrounded values below a header whose names are all different; what was not measured is empty."""
+    header = [*map(without_percent, table.header), *(name for name, _ in table.file_columns)]
     names = [
-        f"{name} ({table.header[: column + 1].count(name)})" if name in table.header[:column] else name
-        for column, name in enumerate(table.header)
+        f"{name} ({header[: column + 1].count(name)})" if name in header[:column] else name
+        for column, name in enumerate(header)
     ]
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([cell.value for cell in row] for row in table.rows)
+    for index, row in enumerate(table.rows):
+        writer.writerow([*(cell.value for cell in row), *(values[index] for _, values in table.file_columns)])
     return buffer.getvalue()

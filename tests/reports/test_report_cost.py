@@ -344,9 +344,12 @@ def test_best_k_break_even_and_perfect_drafts():
 
 def test_flat_optimum_in_words():
     one = {"best": 3, "flat_from": 2, "flat_to": 4}
-    assert best_k_text([one]) == "k = 3 (2 to 4 within 2%)"
-    assert best_k_text([one, {"best": 2, "flat_from": 2, "flat_to": 2}]) == "k = 2 to 3 (2 to 4 within 2%)"
-    assert best_k_text([{"best": 1, "flat_from": 1, "flat_to": 1}]) == "k = 1 (no other within 2%)"
+    assert best_k_text([one]) == "k = 3 (2 to 4 within 2% of it)"
+    other = {"best": 2, "flat_from": 2, "flat_to": 2}
+    each = "k = 3 (2 to 4 within 2% of it) by one law, k = 2 (no other within 2% of it) by the other"
+    assert best_k_text([one, other]) == each
+    assert best_k_text([one, one | {"best": 4}]) == "k between 2 and 4: all within 2% of each other"
+    assert best_k_text([{"best": 1, "flat_from": 1, "flat_to": 1}]) == "k = 1 (no other within 2% of it)"
     assert best_k_text([one, None]) == "k n/a"
 
 
