@@ -117,12 +117,13 @@ def _time_both(plan: Plan, sides: Sides, count: int, clock: Clock) -> BesidePlai
     notice = (
         f"Plain baseline: speculation is {speculative / plain:.3f} times plain decoding ({speculative:,.1f} against "
         f"{plain:,.1f} output tokens/s; the first {len(requests)} requests once each way after the measured run, "
-        f"concurrency {plan.config.load.concurrency}; one run each, no interval): {_verdict(speculative / plain)}."
+        f"concurrency {plan.config.load.concurrency}; one run each, no interval): "
+        f"{one_off_verdict(speculative / plain)}."
     )
     return BesidePlain([notice], _judged(plan, sides, speculative_results, plain_results))
 
 
-def _verdict(speedup: float) -> str:
+def one_off_verdict(speedup: float) -> str:
     """In words, of one run each way."""
     if abs(speedup - 1) <= _LEAST_ONE_OFF_EFFECT:
         return f"no clear difference (within {_LEAST_ONE_OFF_EFFECT:.0%})"

@@ -9,6 +9,7 @@ import pytest
 
 from specbench import benchmark
 from specbench.benchmark import Invocation
+from specbench.beside_plain import one_off_verdict
 from specbench.run_config import RunConfig
 from specbench.run_directory import RunDirectory
 from tests.fake_engine import Script
@@ -79,3 +80,16 @@ def test_nothing_is_compared_where_nothing_is_drafted(script: Script, tmp_path: 
     assert outcome.metrics is not None and outcome.directory is not None
     assert RunDirectory.open(outcome.directory).read_run().losslessness is None
     assert outcome.metrics["checks"]["losslessness"]["status"] == "not_checked"
+
+
+@pytest.mark.parametrize(
+    ("speedup", "verdict"),
+    [
+        (1.001, "no clear difference (within 5%)"),
+        (0.951, "no clear difference (within 5%)"),
+        (1.06, "speculation gains here"),
+        (0.94, "speculation loses here"),
+    ],
+)
+def test_one_run_each_way_claims_no_small_effect(speedup: float, verdict: str) -> None:
+    assert one_off_verdict(speedup) == verdict

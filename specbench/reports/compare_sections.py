@@ -40,7 +40,7 @@ from specbench.reports.side_by_side import (
 )
 from specbench.reports.speedup import speedup
 from specbench.reports.statistics import MIN_REPEATS, MIN_SAMPLES
-from specbench.reports.table import Cell, ReportTable, Section, section_markdown, text_cell
+from specbench.reports.table import Cell, ReportTable, Section, label_cell, section_markdown, text_cell
 from specbench.reports.text_difference import text_sentence, text_table
 
 _MEAN_OF_REPEATS = "mean of repeats"
@@ -365,7 +365,7 @@ def _difference_row(change: Change) -> tuple[Cell, ...]:
     low, high = found.interval if found.interval is not None and change.alike is None else (None, None)
     numbers = (found.difference, low, high)
     return (
-        text_cell(figure.label + (f", {_MEAN_OF_REPEATS}" if figure.kind == "speed" else "")),
+        label_cell(figure.label + (f", {_MEAN_OF_REPEATS}" if figure.kind == "speed" else "")),
         text_cell(change.family),
         *(Cell(number, figure.difference_text(number)) for number in numbers),
         *(Cell(p, p_value(p)) for p in (change.p_value, change.adjusted_p_value)),

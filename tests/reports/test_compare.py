@@ -141,6 +141,14 @@ def test_under_twenty_samples_nothing_is_tested() -> None:
     assert benchmark(more)["Acceptance length"][-1] == "+400.0% (better)"
 
 
+def test_runs_without_steps_say_so_whatever_their_samples() -> None:
+    log = better_log(1, 0.5)
+    log.verify_steps = []
+    sums = run(log, acceptance_source="vllm bench serve")
+    sums.metrics["acceptance"]["acceptance_length"] = 2.5
+    assert "Acceptance length: 2.50 to 2.50 (0.0%); not tested: no verify steps in " in verdict(compare([sums, sums]))
+
+
 def test_with_another_k_no_figure_of_drafts_has_a_direction() -> None:
     rows = [(4, 0, 2), (1, 1, 1)] * 20
     found = compare([run(log_of_accepted([(1, 0, 1)] * 40, 1), k=1), run(log_of_accepted(rows, 4))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from specbench.reports.metrics import compute_metrics
 from specbench.reports.shorter_drafts import kept_tokens
 from specbench.reports.step_columns import StepColumns, step_columns
 from specbench.reports.step_costs import step_costs
-from specbench.reports.table import section_markdown
+from specbench.reports.table import section_markdown, tables_of
 from specbench.run_directory import EventLog
 from tests.reports.event_logs import log_of_accepted, make_request, make_run, make_step
 
@@ -420,3 +421,23 @@ def test_nothing_kept_is_nothing_cut():
     assert kept_tokens(step_columns([make_request("r")], []), 4) == []
     rows: list[VerifyStep] = [make_step("r", 0, 4, 0, num_emitted=0)]
     assert kept_tokens(step_columns([make_request("r")], rows), 4) == []
+
+
+def test_steps_that_were_left_out_are_named_by_part():
+    found = metrics_of(simulated(4), 4)
+    for law in found["laws"]:
+        for part in ("target", "draft_pass", "host"):
+            law[part]["left_out_share"] = 0.0
+    assert "left out of the fit" not in section_markdown(cost_section(found))
+    found["laws"][0]["draft_pass"]["left_out_share"] = 0.8224
+    text = section_markdown(cost_section(found))
+    assert "left out of the fit of a part: 82.24% of the time of one draft pass." in text
+
+
+def test_predicted_ranges_are_lists_in_files():
+    found = metrics_of(simulated(4), 4)
+    table = next(one for one in tables_of([cost_section(found)]) if one.name == "predicted_speedup")
+    entry = found["predictions"][0]["by_k"][0]
+    values = dict(zip(table.header, (cell.value for cell in table.rows[0]), strict=True))
+    assert json.loads(values["Speed-up"]) == [entry["speedup_low"], entry["speedup_high"]]
+    assert json.loads(values["Step (ms)"]) == [entry["step_ms_low"], entry["step_ms_high"]]

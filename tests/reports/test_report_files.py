@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 from html.parser import HTMLParser
@@ -26,6 +27,7 @@ def make_directory(path, *formats: str) -> RunDirectory:
     return directory
 
 
+RATE_TERM = "Rate: remaining difference within matched history"
 VOID_TAGS = ("meta", "br", "hr", "img")
 
 
@@ -142,3 +144,40 @@ def test_every_table_of_the_report_is_a_csv_file_of_its_own(tmp_path, report):
     assert [float(row["Of all drafts"]) for row in rows] == acceptance["per_position"]
     assert [int(row["Accepted"]) for row in rows] == acceptance["accepted_at_position"]
     assert json.loads(rows[0]["95% interval"]) == report.metrics["intervals"]["acceptance.per_position[0]"]
+
+
+def test_csv_of_a_comparison_holds_numbers_and_lists(tmp_path):
+    base = make_directory(tmp_path / "base")
+    new = RunDirectory.create(tmp_path / "new")
+    new.write_run(make_run(4))
+    new.write_tables(simulate(seed=4, num_requests=25))
+    compared = recompute(new.path, base.path)
+    export(compared, "csv", tmp_path / "tables")
+    tables = {path.stem: path.read_text() for path in (tmp_path / "tables").glob("*.csv")}
+    assert not [name for name, text in tables.items() if "(%)" in text or " pts" in text]
+    rows = {name: list(csv.DictReader(io.StringIO(text))) for name, text in tables.items()}
+
+    def row(table: str, label: str) -> dict[str, str]:
+        return next(one for one in rows[table] if next(iter(one.values())) == label)
+
+    found = compared.comparison.pairs[0].decomposition
+    for term, name in ((found.mix, "Mix: what the drafts follow"), (found.rate, RATE_TERM)):
+        assert json.loads(row("comparison_position_0_terms", name)["95% interval"]) == list(term.interval)
+    total = rows["comparison_position_0_classes"][-1]
+    assert json.loads(total["95% interval"]) == list(found.total.difference.interval)
+    rates = compared.metrics["acceptance"]["per_position"]
+    assert json.loads(list(row("comparison_evaluation", "Per-position acceptance").values())[2]) == rates
+
+
+def test_csv_keeps_counts_and_advice_that_the_report_has_in_words(tmp_path, report):
+    export(report, "csv", tmp_path)
+    with (tmp_path / "acceptance_given_previous_by_position.csv").open(newline="") as file:
+        last = list(csv.DictReader(file))[-1]
+    reached = report.metrics["acceptance"]["reached_position"]
+    assert [int(last[f"Pos {position} drafts"]) for position in range(4)] == reached
+    with (tmp_path / "health.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    for row, check in zip(rows, report.metrics["health"], strict=True):
+        assert row["Status"] == check["status"]
+        names = ("Name", "Threshold", "Why it matters", "Where to look")
+        assert [row[name] for name in names] == [check[key] for key in ("name", "threshold", "why", "where")]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from specbench.reports.cells import points_range_cell
 from specbench.reports.table import (
     Cell,
     ReportTable,
     Section,
+    label_cell,
     section_markdown,
     table_csv,
     table_markdown,
@@ -44,3 +46,19 @@ def test_csv_has_unrounded_values_and_no_two_columns_of_one_name():
 def test_tables_come_in_the_order_of_their_sections():
     other = ReportTable("other", "Other", ("A",), ())
     assert tables_of([Section("S", ("text", TABLE)), Section("R", (other,))]) == [TABLE, other]
+
+
+def test_csv_names_fractions_and_has_columns_of_its_own():
+    table = ReportTable(
+        "t",
+        "T",
+        ("Metric", "base: position 0 (%)", "Interval"),
+        ((label_cell("Acceptance rate (%)"), Cell(0.5, "50.00"), points_range_cell((-0.1, 0.25))),),
+        file_columns=(("Pos 0 drafts", (12,)),),
+    )
+    assert (
+        table_markdown(table).splitlines()[2] == "| Acceptance rate (%) |                50.00 | -10.00 to +25.00 pts |"
+    )
+    assert table_csv(table) == (
+        'Metric,base: position 0,Interval,Pos 0 drafts\nAcceptance rate,0.5,"[-0.1, 0.25]",12\n'
+    )
