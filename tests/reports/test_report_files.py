@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -147,11 +148,13 @@ def test_every_table_of_the_report_is_a_csv_file_of_its_own(tmp_path, report):
 
 
 def test_csv_of_a_comparison_holds_numbers_and_lists(tmp_path):
-    base = make_directory(tmp_path / "base")
-    new = RunDirectory.create(tmp_path / "new")
-    new.write_run(make_run(4))
-    new.write_tables(simulate(seed=4, num_requests=25))
-    compared = recompute(new.path, base.path)
+    for seed, name in enumerate(("base", "new")):
+        directory = RunDirectory.create(tmp_path / name)
+        directory.write_run(make_run(4))
+        log = simulate(seed=seed, num_requests=80)
+        log.requests = [replace(one, sample_id=f"s{index}") for index, one in enumerate(log.requests)]
+        directory.write_tables(log)
+    compared = recompute(tmp_path / "new", tmp_path / "base")
     export(compared, "csv", tmp_path / "tables")
     tables = {path.stem: path.read_text() for path in (tmp_path / "tables").glob("*.csv")}
     assert not [name for name, text in tables.items() if "(%)" in text or " pts" in text]
