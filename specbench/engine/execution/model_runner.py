@@ -113,6 +113,7 @@ class ModelRunner:
         return verdict, [kept for kept in (raw, law) if kept is not None]
 
     def _accept(self, batch: InputBatch, windows: Windows, logits: torch.Tensor, rows: SamplingRows | None) -> Verdict:
+        """Which drafts the processed logits accept, and what is emitted behind them."""
         if self.synthetic_rates is not None:
             return accept_at_rates(batch.by_column(sample(logits, rows), self.k), windows, self.synthetic_rates)
         if rows is not None and rows.temperature is not None and self.draft_probabilities is not None and self.k:
