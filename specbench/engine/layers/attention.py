@@ -128,6 +128,7 @@ class RotaryAttention:
         self._head_norm = head_norm
         self._kv_group = kv_group
         self._scale = head_dim**-0.5
+        self.linears = (input_projection, output_projection)
 
     def __call__(
         self,

@@ -27,6 +27,12 @@ class Linear:
         # x: [T, inputs] -> [T, outputs]
         return F.linear(x, self._weight, self._bias)
 
+    @property
+    def address_range(self) -> tuple[int, int]:
+        """Where the matrix lies: its first address, and one past the last."""
+        start = self._weight.data_ptr()
+        return start, start + self._weight.nbytes
+
 
 class PackedLinear(Linear):
     """The same, the matrix kept as oneDNN reads it: in blocks of rows, in bf16 with pairs of columns together.
@@ -41,6 +47,11 @@ class PackedLinear(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+
+    @property
+    def address_range(self) -> tuple[int, int]:
+        start = torch.ops.mkldnn.data_ptr(self._weight)
+        return start, start + torch.ops.mkldnn._nbytes(self._weight)
 
 
 def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:

@@ -22,6 +22,7 @@ class GatedMLP:
         self._gate_up = gate_up
         #: [hidden, width]
         self._down = down
+        self.linears = (gate_up, down)
 
     def __call__(self, x: Tensor) -> Tensor:
         # x: [T, hidden]

@@ -18,6 +18,7 @@ from specbench.engine.kernels.attention import VisibilityMask
 from specbench.engine.layers.attention import RotaryAttention, by_group
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.embedding import Embedding, LogitsHead
+from specbench.engine.layers.huge_pages import use_huge_pages
 from specbench.engine.layers.linear import can_pack, make_linear
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.mlp import GatedMLP
@@ -64,6 +65,7 @@ class DecoderLayer:
             )
         else:
             self._mlp = _read_experts(experts, weights, prefix + "mlp.")
+        self.linears = (*self._attention.linears, *(self._mlp.linears if isinstance(self._mlp, GatedMLP) else ()))
 
     def __call__(
         self, x: Tensor, metadata: AttentionMetadata, rotation: Rotation, masks: Masks, caches: Caches
@@ -132,7 +134,8 @@ class DecoderModel:
         self.device = weights.device
         table = weights.read(EMBEDDING)
         self._embedding = Embedding(table)
-        self._head = LogitsHead(make_linear(table if config.is_tied else weights.read(HEAD)), divisor=1.0)
+        head = make_linear(table if config.is_tied else weights.read(HEAD))
+        self._head = LogitsHead(head, divisor=1.0)
         self._final_norm = RMSNorm(weights.read(FINAL_NORM), config.rms_norm_eps)
         self._rotary = RotaryEmbedding(config.rotary, weights.dtype, weights.device)
         self._cache_groups = target_cache_groups(config, weights.dtype.itemsize)
@@ -140,6 +143,9 @@ class DecoderModel:
         self._layers = [
             DecoderLayer(config, weights, layer, *places[layer_prefix(layer)]) for layer in range(config.num_layers)
         ]
+        if weights.device.type == "cpu":
+            linears = [head, *(linear for layer in self._layers for linear in layer.linears)]
+            use_huge_pages(linear.address_range for linear in linears)
         self._visibility = {
             group.name: VisibilityMask(group.window, weights.dtype, weights.device) for group in self._cache_groups
         }

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from specbench.engine.layers.huge_pages import join_ranges, use_huge_pages
 from specbench.engine.layers.linear import PackedLinear, can_pack, make_linear
 from specbench.engine.layers.rotary import RotaryEmbedding
 from specbench.engine.layers.rotary_config import RotaryConfig
@@ -50,3 +51,21 @@ def test_products_of_plain_and_packed_matrices(shape: tuple[int, int], dtype: to
 def test_neither_small_matrices_nor_those_of_other_devices_are_packed() -> None:
     assert not can_pack(1000, torch.float32, torch.device("cpu"))
     assert not can_pack(1 << 20, torch.bfloat16, torch.device("meta"))
+
+
+def test_ranges_are_joined_where_a_huge_page_spans_them() -> None:
+    huge = 1 << 21
+    assert join_ranges([(3 * huge, 4 * huge), (0, 10), (20, huge), (huge - 5, huge + 5)]) == [
+        (0, huge + 5),
+        (3 * huge, 4 * huge),
+    ]
+
+
+@pytest.mark.parametrize("shape", [(48, 32), (1024, 1024)])
+def test_moving_a_matrix_to_huge_pages_leaves_it_as_it_is(shape: tuple[int, int]) -> None:
+    linear, x = make_linear(torch.randn(shape)), torch.randn(3, shape[1])
+    before = linear(x)
+    start, end = linear.address_range
+    assert end - start >= 4 * shape[0] * shape[1]
+    use_huge_pages([linear.address_range])
+    assert torch.equal(linear(x), before)
