@@ -10,6 +10,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from specbench.record_columns import ENGINE_STEP_NUMBERS, VERIFY_STEP_NUMBERS, EngineStepColumns, VerifyStepColumns
 from specbench.records import RequestRecord, RunRecord, SampleRecord
 from specbench.reports.metrics import compute_metrics
@@ -60,6 +62,7 @@ def _rows(records: Sequence[RequestRecord] | Sequence[SampleRecord], record_type
 def _verify_steps(columns: VerifyStepColumns) -> pd.DataFrame:
     import pandas as pd
 
-    request_id = pd.Categorical.from_codes(columns.request, categories=list(columns.request_ids))
+    codes = columns.request.astype(np.int64, copy=False)
+    request_id = pd.Categorical.from_codes(codes, categories=pd.Index(columns.request_ids))
     numbers = {name: getattr(columns, name) for name in VERIFY_STEP_NUMBERS}
     return pd.DataFrame({"request_id": request_id, **numbers}, copy=False)
