@@ -182,8 +182,7 @@ class AttentionMetadataBuilder:
                 bias_columns = bias_columns * is_in_sequence[:, None, None, None, first:]
                 keys[spec.name] = SegmentKeys(slots[group, :, first:].reshape(-1), bias_columns)
             else:
-                num_blocks = -(-max_seq_len // size)
-                keys[spec.name] = self._all_keys(tables[group], positions, num_blocks, self._extents[spec.name])
+                keys[spec.name] = self._all_keys(tables[group], positions, max_seq_len, self._extents[spec.name])
         slot_mapping = slots[:, :, reach:]
         if layout.num_live is not None:
             slot_mapping = torch.where(self._offsets(0, num_rows) < layout.num_live[:, None], slot_mapping, -1)
@@ -321,18 +320,19 @@ class AttentionMetadataBuilder:
                 if num_window_blocks < num_blocks:
                     keys[spec.name] = self._window_keys(table, positions, spec.window, num_window_blocks, extent)
                     continue
-            keys[spec.name] = self._all_keys(table, positions, num_blocks, extent)
+            keys[spec.name] = self._all_keys(table, positions, plan.max_seq_len, extent)
         return keys
 
-    def _all_keys(self, table: Tensor, positions: Tensor, num_blocks: int, extent: int) -> SegmentKeys:
-        """The first `num_blocks` blocks of each request."""
+    def _all_keys(self, table: Tensor, positions: Tensor, max_seq_len: int, extent: int) -> SegmentKeys:
+        """The first `max_seq_len` keys of each request; on a GPU whole blocks, whose shapes change less often."""
         # table: [num_reqs, num_columns]; positions: [num_reqs, Q]
         size = self._block_size
+        num_blocks = -(-max_seq_len // size)
+        num_keys = max_seq_len if self._device.type == "cpu" else num_blocks * size
         slots = torch.add(self._offsets(0, size), table[:, 1 : 1 + num_blocks, None], alpha=size)
-        # 1 + distance, as (position + 1) - key
         # 1 + distance, as position - (key - 1)
-        columns = (positions[:, None, None, :, None] - self._offsets(-1, num_blocks * size - 1)).clamp_(0, extent + 1)
-        return SegmentKeys(slots.view(-1), columns)
+        columns = (positions[:, None, None, :, None] - self._offsets(-1, num_keys - 1)).clamp_(0, extent + 1)
+        return SegmentKeys(slots.flatten(1)[:, :num_keys].reshape(-1), columns)
 
     def _window_keys(self, table: Tensor, positions: Tensor, window: int, num_blocks: int, extent: int) -> SegmentKeys:
         """The `num_blocks` blocks of each request from where its first row's window begins."""
