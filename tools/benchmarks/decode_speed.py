@@ -6,7 +6,8 @@
 OMP_PROC_BIND keeps each thread on its core, as vLLM keeps its own: it is worth about 4 % where cores are few.
 
 Plain greedy decoding of 1 and of 8 requests at once, prompts of 120 random tokens, 128 output tokens each, prefill
-included. Everyone gets the same prompts, in turn, `--repeats` times; a ratio is the median of the ratios of neighbours.
+included. Everyone gets the same prompts, in turn, `--repeats` times, each after a pause; a ratio is the median of the
+ratios of neighbours.
 
 - transformers: `generate` on one batch, in the same process and type.
 - bare loop: the engine's own layers on one static batch, without scheduler, request state or records.
@@ -40,6 +41,8 @@ NUM_PROMPT, NUM_OUTPUT = 120, 128
 #: Above this load average, other processes take part in the result.
 MAX_QUIET_LOAD = 2.5
 MAX_SERVER_SECONDS = 600
+#: A vLLM worker keeps a core busy for about a second after its last token, and would slow down whoever comes next.
+PAUSE_SECONDS = 2.5
 
 #: A peer runs a batch of prompts of NUM_PROMPT tokens to NUM_OUTPUT output tokens each, and returns tokens and seconds.
 Peer = Callable[[list[list[int]]], tuple[int, float]]
@@ -131,6 +134,7 @@ def measure(peers: dict[str, Peer], batch_size: int, vocab_size: int, repeats: i
     for repeat in range(repeats + 1):
         prompts = make_prompts(batch_size, vocab_size, seed=repeat)
         for name, peer in peers.items():
+            time.sleep(PAUSE_SECONDS)
             num_tokens, seconds = peer(prompts)
             assert num_tokens == batch_size * NUM_OUTPUT, f"{name} emitted {num_tokens} tokens"
             if repeat:
