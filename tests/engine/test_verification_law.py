@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.sampling import verification
 from specbench.engine.sampling.noise import DRAFT as DRAFT_PURPOSE
 from specbench.engine.sampling.noise import uniform_noise
-from specbench.generate import GenerateResult, SamplingParams
+from specbench.generate import GenerateRequest, GenerateResult, SamplingParams
 from tests.engine.harness import run, token_request
 from tests.engine.markov import PERIOD, build_folder, exact_law, markov_engine, p_value
 from tests.engine.sampling_reference import log_softmax, processed_logits
@@ -270,16 +271,39 @@ def test_recovery_noise_shared_with_drafts_would_give_a_wrong_law(folder: Path, 
 
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_a_mixed_batch_gives_every_request_what_it_gets_alone(folder: Path, method: tuple[str, str]):
-    """Greedy and sampled, filtered and not, with one outcome of the drafter each."""
-    kinds = [{"temperature": 0.0}, *(params for params, _ in FILTERS.values()), {"temperature": 0.0, "top_k": 2}]
-    params = [kinds[seed % len(kinds)] for seed in range(42)]
-    together = generate(folder, 3, method, params)
-    assert len(accepted_counts(together)) == 4
-    engine = markov_engine(folder, TARGET, DRAFT, 3, draft_sample_method=method[0], rejection_sample_method=method[1])
-    for result in together:
-        seed = int(result.record.sample_id[1:])
-        request = token_request(f"r{seed}", PROMPT, NUM_TOKENS, seed=seed, **({"temperature": 1.0} | params[seed]))
-        (alone,) = run(engine, [request]).values()
+    """Greedy and sampled, filtered, penalised and not; each with its own seed, number of drafts to verify and outcome of
+    the drafter."""
+    kinds = [
+        {"temperature": 0.0},
+        *(params for params, _ in FILTERS.values()),
+        {"temperature": 0.0, "top_k": 2},
+        HISTORY,
+    ]
+
+    def request(seed: int) -> GenerateRequest:
+        # Drafts behind a request's last token are not verified.
+        params = {"temperature": 1.0} | kinds[seed % len(kinds)]
+        return token_request(f"r{seed}", PROMPT, 3 + seed % 5, seed=seed, **params)
+
+    def engine() -> LLMEngine:
+        return markov_engine(
+            folder,
+            TARGET,
+            DRAFT,
+            3,
+            draft_sample_method=method[0],
+            rejection_sample_method=method[1],
+            trim_to_max_tokens=True,
+        )
+
+    together = run(engine(), [request(seed) for seed in range(40)])
+    steps = [step for result in together.values() for step in result.verify_steps]
+    assert {step.num_drafted for step in steps} == {0, 1, 2, 3}
+    assert {step.num_accepted for step in steps} == {0, 1, 2, 3}
+    one_at_a_time = engine()
+    for seed in range(40):
+        (alone,) = run(one_at_a_time, [request(seed)]).values()
+        result = together[f"r{seed}"]
         assert alone.output_token_ids == result.output_token_ids
         assert [step.num_accepted for step in alone.verify_steps] == [step.num_accepted for step in result.verify_steps]
 
