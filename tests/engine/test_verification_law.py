@@ -271,7 +271,7 @@ def test_recovery_noise_shared_with_drafts_would_give_a_wrong_law(folder: Path, 
 
 @pytest.mark.parametrize("method", METHODS[1:])
 def test_a_mixed_batch_gives_every_request_what_it_gets_alone(folder: Path, method: tuple[str, str]):
-    """Greedy and sampled, filtered, penalised and not; each with its own seed, number of drafts to verify and outcome of
+    """Greedy or sampled, filtered, penalised or not; each with its own seed, number of drafts to verify and outcome of
     the drafter."""
     kinds = [
         {"temperature": 0.0},
