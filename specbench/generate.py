@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from specbench.records import EngineStep, RequestRecord, VerifyStep
 
 Message = dict[str, str]
+#: A wav, flac, mp3 or ogg file, or its content.
+AudioSource = Path | bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """One prompt: exactly one of `prompt`, `messages` and `prompt_token_ids` is set."""
+    """One prompt: exactly one of `prompt`, `messages` and `prompt_token_ids` is set.
+
+    Clips of `audio` go in order to the audio markers of `prompt` or `prompt_token_ids`; in a chat they are heard before
+    the text of the first user message.
+    """
 
     request_id: str
     sample_id: str
@@ -90,6 +97,7 @@ class GenerateRequest:
     repeat: int = 0
     is_warmup: bool = False
     category: str | None = None
+    audio: tuple[AudioSource, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ FLOORS = (
 ENGINE_FLOORS = (
     ("kernels",),
     ("config", "cache_group", "prefix_keys", "proposer_table"),
-    ("layers", "checkpoints", "channels", "chat", "detokenizer", "stop_strings"),
+    ("layers", "checkpoints", "content", "channels", "chat", "detokenizer", "stop_strings"),
     # Metadata of rows is built alike for the target and for a drafter, so it lies below both.
     ("models", "sampling", "tokenizer", "request", "output_stream", "execution.attention_metadata"),
     ("proposers",),
