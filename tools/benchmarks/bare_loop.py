@@ -7,7 +7,7 @@ import time
 import torch
 
 from specbench.engine.layers.cache import CachePool
-from specbench.engine.layers.metadata import AttentionMetadata, Segment, SegmentKeys
+from specbench.engine.layers.metadata import AttentionMetadata, PagedRows, Segment, SegmentKeys
 from specbench.engine.llm_engine import LLMEngine
 
 BLOCK_SIZE = 16
@@ -56,7 +56,21 @@ class BareLoop:
             positions=positions.repeat(self.batch_size),
             slot_mapping={spec.name: slots for spec in self.specs},
             tap_slots=taps,
+            paged=self._paged(start, num_rows),
             segments=(segment,),
+        )
+
+    def _paged(self, start: int, num_rows: int) -> PagedRows:
+        num_blocks = -(-(self.num_prompt + self.num_output) // BLOCK_SIZE)
+        table = torch.zeros(self.batch_size, 1 + num_blocks, dtype=torch.int32)
+        table[:, 1:] = self.origin[:, None] // BLOCK_SIZE + torch.arange(num_blocks)
+        return PagedRows(
+            num_reqs=self.batch_size,
+            max_rows=num_rows,
+            query_start_loc=torch.arange(self.batch_size + 1, dtype=torch.int32) * num_rows,
+            first_position=torch.full((self.batch_size,), start),
+            num_live=None,
+            block_tables={spec.name: table for spec in self.specs},
         )
 
     @torch.inference_mode()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from specbench.engine.cache_group import CacheGroupSpec
+from specbench.engine.layers.to_device import to_device
 
 #: Requests with at most this many rows share one padded segment.
 _MAX_SHARED_ROWS = 16
@@ -75,6 +76,28 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class PagedRows:
+    """The rows of a step as a kernel over paged caches takes them. Shapes depend on requests and rows alone, so that
+    steps of one shape can replay one graph.
+
+    Row r of the step, of request i, is at position first_position[i] + r - query_start_loc[i].
+    """
+
+    num_reqs: int
+    #: The most rows of one request; what each has where all have as many.
+    max_rows: int
+    #: [num_reqs + 1] int32
+    query_start_loc: Tensor
+    #: [num_reqs] int64, position of each request's first row
+    first_position: Tensor
+    #: [num_reqs] int64: a request's rows from this one on are dead: they write to the scratch slot, and what comes out
+    #: of them means nothing. A request of padding has none that lives. None: all live.
+    num_live: Tensor | None
+    #: group name -> [num_reqs, num_columns] int32: the null block, then logical block j in column j + 1
+    block_tables: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
 class AttentionMetadata:
     """Positions and slots of one step's rows. The same object serves every layer and every MTP module."""
 
@@ -88,6 +111,8 @@ class AttentionMetadata:
     slot_mapping: Mapping[str, Tensor]
     #: convolution group name -> [num_tokens * kernel] int64, oldest tap first, the row's own slot last
     tap_slots: Mapping[str, Tensor]
+    paged: PagedRows
+    #: What plain torch reads keys by; empty where the attention backend does without.
     segments: tuple[Segment, ...]
 
 
@@ -123,8 +148,10 @@ class AttentionMetadataBuilder:
         block_size: int,
         relative_extents: Mapping[str, int],
         device: torch.device,
+        needs_segments: bool = True,
     ) -> None:
         self._groups = tuple(groups)
+        self._needs_segments = needs_segments
         self._names = tuple(spec.name for spec in groups)
         self._block_size = block_size
         self._extents = relative_extents
@@ -139,6 +166,8 @@ class AttentionMetadataBuilder:
         self._arange = torch.arange(self._first_offset, 4 * block_size, device=device)
         # (group, rows of a request) -> bias columns
         self._columns_of_window: dict[tuple[str, int], Tensor] = {}
+        # (requests, rows of each) -> their first rows, which graphs go on reading: none is ever dropped
+        self._uniform_starts: dict[tuple[int, int], Tensor] = {}
 
     def build(self, block_tables: Tensor, layout: RowLayout) -> AttentionMetadata:
         """Metadata of one step; `block_tables` is int32 and covers every position laid out."""
@@ -146,7 +175,9 @@ class AttentionMetadataBuilder:
         num_rows = starts[1]
         max_seq_len = max(layout.max_seq_lens_np)
         self._grow_arange(max_seq_len + starts[-1])
-        if num_rows <= _MAX_SHARED_ROWS and starts == tuple(range(0, starts[-1] + 1, num_rows)):
+        # Segments of many rows are cut, so that their scores fit in memory.
+        is_short = num_rows <= _MAX_SHARED_ROWS or not self._needs_segments
+        if is_short and starts == tuple(range(0, starts[-1] + 1, num_rows)):
             return self._build_uniform(block_tables, layout, num_rows, max_seq_len)
         return self._build_ragged(block_tables, layout)
 
@@ -157,7 +188,10 @@ class AttentionMetadataBuilder:
         windows = {
             spec.name: spec.window
             for spec in self._groups
-            if spec.kind == "sliding_window" and spec.window is not None and spec.window - 1 + num_rows < max_seq_len
+            if self._needs_segments
+            and spec.kind == "sliding_window"
+            and spec.window is not None
+            and spec.window - 1 + num_rows < max_seq_len
         }
         reach = max([self._kernel, *windows.values()]) - 1
         # [num_reqs, reach + num_rows]: positions from `reach` before the first row on, plus one block, so that a
@@ -181,7 +215,7 @@ class AttentionMetadataBuilder:
                 bias_columns = self._window_columns(spec.name, windows[spec.name], num_rows)
                 bias_columns = bias_columns * is_in_sequence[:, None, None, None, first:]
                 keys[spec.name] = SegmentKeys(slots[group, :, first:].reshape(-1), bias_columns)
-            else:
+            elif self._needs_segments:
                 keys[spec.name] = self._all_keys(tables[group], positions, max_seq_len, self._extents[spec.name])
         slot_mapping = slots[:, :, reach:]
         if layout.num_live is not None:
@@ -193,7 +227,25 @@ class AttentionMetadataBuilder:
             positions=positions.view(-1),
             slot_mapping=dict(zip(self._names, slot_mapping.unbind(0), strict=True)),
             tap_slots=tap_slots,
-            segments=(Segment(len(shifted), num_rows, None, keys),),
+            paged=self._paged(tables, layout, self._uniform_start_loc(len(shifted), num_rows), num_rows),
+            segments=(Segment(len(shifted), num_rows, None, keys),) if self._needs_segments else (),
+        )
+
+    def _uniform_start_loc(self, num_reqs: int, num_rows: int) -> Tensor:
+        """[num_reqs + 1] int32: 0, num_rows, 2 * num_rows ..."""
+        if (num_reqs, num_rows) not in self._uniform_starts:
+            starts = torch.arange(0, num_reqs * num_rows + 1, num_rows, dtype=torch.int32, device=self._device)
+            self._uniform_starts[num_reqs, num_rows] = starts
+        return self._uniform_starts[num_reqs, num_rows]
+
+    def _paged(self, tables: Tensor, layout: RowLayout, query_start_loc: Tensor, max_rows: int) -> PagedRows:
+        return PagedRows(
+            num_reqs=len(layout.first_position),
+            max_rows=max_rows,
+            query_start_loc=query_start_loc,
+            first_position=layout.first_position,
+            num_live=layout.num_live,
+            block_tables=dict(zip(self._names, tables.unbind(0), strict=True)),
         )
 
     def _window_columns(self, group: str, window: int, num_rows: int) -> Tensor:
@@ -228,10 +280,15 @@ class AttentionMetadataBuilder:
                 for group, spec in enumerate(self._groups)
                 if spec.kind == "short_conv"
             },
-            segments=tuple(
-                Segment(plan.num_reqs, plan.num_rows, plan.rows, self._keys(tables, layout, plan))
-                for plan in self._plan_segments(starts, counts, max_seq_lens)
-            ),
+            paged=self._paged(tables, layout, to_device([starts], self._device)[0].int(), int(counts.max())),
+            segments=self._ragged_segments(tables, layout) if self._needs_segments else (),
+        )
+
+    def _ragged_segments(self, tables: Tensor, layout: RowLayout) -> tuple[Segment, ...]:
+        starts = np.asarray(layout.query_start_loc_np)
+        plans = self._plan_segments(starts, np.diff(starts), np.asarray(layout.max_seq_lens_np))
+        return tuple(
+            Segment(plan.num_reqs, plan.num_rows, plan.rows, self._keys(tables, layout, plan)) for plan in plans
         )
 
     def _grow_arange(self, max_positions: int) -> None:
@@ -243,15 +300,12 @@ class AttentionMetadataBuilder:
         """start .. end - 1, without making a tensor."""
         return self._arange[start - self._first_offset : end - self._first_offset]
 
-    def _to_device(self, values: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
-
     def _row_slots(self, tables: Tensor, layout: RowLayout, counts: np.ndarray) -> tuple[Tensor, Tensor]:
         """Positions shifted up by one block [num_tokens], slots of all taps [num_groups, num_tokens, kernel]."""
         reach = self._kernel - 1
-        requests = self._to_device(np.repeat(np.arange(len(counts)), counts))
         offsets = np.concatenate([np.arange(count) for count in counts])[:, None]
-        tap_offsets = self._to_device(offsets + np.arange(self._block_size - reach, self._block_size + 1))
+        tap_offsets_np = offsets + np.arange(self._block_size - reach, self._block_size + 1)
+        requests, tap_offsets = to_device([np.repeat(np.arange(len(counts)), counts), tap_offsets_np], self._device)
         # [num_tokens, kernel]
         shifted = layout.first_position[requests][:, None] + tap_offsets
         blocks = tables[:, requests[:, None], shifted // self._block_size]
@@ -262,8 +316,10 @@ class AttentionMetadataBuilder:
         own = slots[:, :, -1].contiguous()
         if layout.num_live is None:
             return own
-        offsets = self._to_device(np.concatenate([np.arange(count) for count in counts]))
-        requests = self._to_device(np.repeat(np.arange(len(counts)), counts))
+        offsets, requests = to_device(
+            [np.concatenate([np.arange(count) for count in counts]), np.repeat(np.arange(len(counts)), counts)],
+            self._device,
+        )
         return torch.where(offsets < layout.num_live[requests], own, -1)
 
     def _plan_segments(self, starts: np.ndarray, counts: np.ndarray, max_seq_lens: np.ndarray) -> list[_SegmentPlan]:
@@ -294,12 +350,13 @@ class AttentionMetadataBuilder:
         num_rows = int(counts[requests].max())
         offsets = np.minimum(np.arange(num_rows), counts[requests, None] - 1)
         rows = starts[requests, None] + offsets
+        requests_on_device, flat_rows, row_offsets = to_device([requests, rows.reshape(-1), offsets], self._device)
         return _SegmentPlan(
-            self._to_device(requests),
+            requests_on_device,
             len(requests),
             num_rows,
-            self._to_device(rows.reshape(-1)),
-            self._to_device(offsets),
+            flat_rows,
+            row_offsets,
             int(max_seq_lens[requests].max()),
         )
 

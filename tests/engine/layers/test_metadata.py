@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specbench.engine.cache_group import CacheGroupSpec
-from specbench.engine.layers.metadata import AttentionMetadata, num_table_columns
+from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, num_table_columns
 from tests.engine.paged_sequences import PagedSequences, load_target
 
 BLOCK_SIZE = 4
@@ -21,7 +21,7 @@ def slot_of(sequences: PagedSequences, group: int, sequence: int, position: int)
     return block * sequences.block_size + position % sequences.block_size
 
 
-@pytest.mark.parametrize(
+LAYOUTS = pytest.mark.parametrize(
     ("first_positions", "num_rows"),
     [
         ([0], [1]),
@@ -34,6 +34,9 @@ def slot_of(sequences: PagedSequences, group: int, sequence: int, position: int)
         ([0, 1], [17, 17]),
     ],
 )
+
+
+@LAYOUTS
 def test_slots_and_keys_are_what_their_definition_says(
     tiny_folder: Path, first_positions: list[int], num_rows: list[int]
 ) -> None:
@@ -89,6 +92,40 @@ def check_keys(
             }
             assert seen == expected
     assert sorted(set(covered)) == list(range(metadata.num_tokens))
+
+
+@LAYOUTS
+def test_paged_rows_say_the_same_as_slots(tiny_folder: Path, first_positions: list[int], num_rows: list[int]) -> None:
+    """Positions and slots follow from what a kernel gets; without segments nothing else changes."""
+    target = load_target(tiny_folder)
+    sequences = PagedSequences(target, 3, 200, BLOCK_SIZE)
+    requests = [2, 0, 1][: len(num_rows)]
+    num_live = torch.tensor([max(count - 1, 0) for count in num_rows])
+    layout = sequences.layout(first_positions, num_rows, num_live.tolist())
+    with_segments = sequences.builder.build(sequences.tables[:, requests], layout)
+    groups = target.cache_groups()
+    builder = AttentionMetadataBuilder(
+        groups, BLOCK_SIZE, target.relative_extents, torch.device("cpu"), needs_segments=False
+    )
+    metadata = builder.build(sequences.tables[:, requests], layout)
+    assert metadata.segments == () and with_segments.segments
+    paged = metadata.paged
+    assert (paged.num_reqs, paged.max_rows) == (len(num_rows), max(num_rows))
+    assert paged.query_start_loc.dtype == torch.int32 and paged.num_live is layout.num_live
+    starts = paged.query_start_loc.tolist()
+    assert starts == list(layout.query_start_loc_np) == with_segments.paged.query_start_loc.tolist()
+    rows = torch.arange(starts[-1])
+    request_of_row = torch.bucketize(rows, paged.query_start_loc, right=True) - 1
+    offsets = rows - paged.query_start_loc[request_of_row]
+    positions = paged.first_position[request_of_row] + offsets
+    assert torch.equal(metadata.positions, positions) and torch.equal(with_segments.positions, positions)
+    for spec in groups:
+        blocks = paged.block_tables[spec.name][request_of_row, positions // BLOCK_SIZE + 1].long()
+        slots = torch.where(offsets < num_live[request_of_row], blocks * BLOCK_SIZE + positions % BLOCK_SIZE, -1)
+        assert torch.equal(metadata.slot_mapping[spec.name], slots)
+        assert torch.equal(with_segments.slot_mapping[spec.name], slots)
+        if spec.kind == "short_conv":
+            assert torch.equal(metadata.tap_slots[spec.name], with_segments.tap_slots[spec.name])
 
 
 @pytest.mark.parametrize("num_rows", [[4, 4], [4, 6]])
