@@ -77,7 +77,7 @@ def memory_text(plan: MemoryPlan) -> str:
 def plan_memory(config: EngineConfig, specs: tuple[CacheGroupSpec, ...], fixed_bytes: Mapping[str, int]) -> MemoryPlan:
     """Full-attention groups get config.num_blocks, or what max_num_seqs requests of max_model_len tokens need, as far
     as config.memory_limit allows. Windowed groups get what max_num_seqs requests can hold, and with prefix caching as
-    many blocks as the others, since a hit needs its block in every group.
+    much again: of a prefix that is found they need only the window at its end.
 
     Raises UserError when not even one request of max_model_len fits.
     """
@@ -128,8 +128,10 @@ def _windowed_need(config: EngineConfig, spec: CacheGroupSpec, num_draft_slots: 
 def _blocks_of_groups(
     config: EngineConfig, specs: tuple[CacheGroupSpec, ...], needs: Mapping[str, int], num_full: int
 ) -> tuple[int, ...]:
-    least = num_full if config.prefix_caching else 0
-    return tuple(num_full if spec.window is None else max(needs[spec.name], least) for spec in specs)
+    def of_window(need: int) -> int:
+        return max(need, min(2 * need, num_full)) if config.prefix_caching else need
+
+    return tuple(num_full if spec.window is None else of_window(needs[spec.name]) for spec in specs)
 
 
 def _cache_bytes(config: EngineConfig, specs: tuple[CacheGroupSpec, ...], num_blocks: tuple[int, ...]) -> int:

@@ -114,7 +114,8 @@ def test_the_limit_is_kept_and_used_up(prefix_caching: bool):
         assert is_all or limit - found.total_bytes < block_bytes + block_bytes
 
 
-def test_shared_blocks_need_their_counterparts_in_every_group():
+def test_a_window_is_kept_for_as_many_prefixes_as_requests_run():
+    assert plan(None, prefix_caching=True, num_blocks=200).num_blocks == (200, 58)
     assert plan(None, prefix_caching=True, num_blocks=50).num_blocks == (50, 50)
     assert plan(None, prefix_caching=True, num_blocks=20).num_blocks == (20, 29)
 
