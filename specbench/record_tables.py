@@ -87,6 +87,8 @@ COLUMN_TYPES: dict[type, dict[str, str]] = {
         "score": "map[str, float64?]",
         "is_truncated": "bool",
         "category": "str?",
+        "choices": "list[str]",
+        "groups": "map[str, str]",
     },
 }
 
@@ -95,7 +97,7 @@ ROWS_A_GROUP = 1 << 20
 #: Rows that are read at once where each becomes a record.
 ROWS_A_BATCH = 1024
 
-_MAP_COLUMNS = ("extracted", "score")
+_MAP_COLUMNS = ("extracted", "score", "groups")
 _TOKEN_COLUMNS = ("prompt_token_ids", "output_token_ids")
 
 
@@ -111,6 +113,8 @@ def arrow_schema(record_type: type) -> pyarrow.Schema:
         "int64": pa.int64(),
         "float64": pa.float64(),
         "list[int32]": pa.list_(pa.int32()),
+        "list[str]": pa.list_(pa.string()),
+        "map[str, str]": pa.map_(pa.string(), pa.string()),
         "map[str, str?]": pa.map_(pa.string(), pa.string()),
         "map[str, float64?]": pa.map_(pa.string(), pa.float64()),
     }

@@ -107,6 +107,10 @@ class SampleRecord:
     score: dict[str, float | None]
     is_truncated: bool
     category: str | None = None
+    #: What there was to choose from; empty for an open question.
+    choices: list[str] = field(default_factory=list)
+    #: Dimension -> value, by which accuracy is given too; empty: by category alone.
+    groups: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

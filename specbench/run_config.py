@@ -136,7 +136,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class EvalConfig:
-    name: Annotated[str, OneOf(("gsm8k", "losslessness", "prompts"))]
+    name: Annotated[str, OneOf(("gsm8k", "losslessness", "mmau", "prompts"))]
     data: str | None
     #: "chat" or "completion"; None where rows say it themselves (prompts).
     protocol: Annotated[str, OneOf(("chat", "completion"))] | None
@@ -154,6 +154,14 @@ class EvalConfig:
     stop: tuple[str, ...] | None
     #: losslessness, at a temperature: times that each side draws the first tokens of a prompt.
     num_law_draws: Positive | None = None
+    #: mmau: folder of the clips; None: that of the questions.
+    audio: str | None = None
+    #: mmau: what is asked, by name or as a text.
+    prompt: str | None = None
+    #: mmau: of the data on the hub.
+    revision: str | None = None
+    #: mmau: such as music; None: all.
+    tasks: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +301,8 @@ def resolve(config: RunConfig, facts: CheckpointFacts, *, device: str, is_sweep:
     changes["sampling"] |= {key: facts.sampling[key] for key in unset}
     if config.spec.rejection_sample_method == "synthetic":
         changes["eval"]["scorer"] = None  # what coins accept is no answer to anything
-    if facts.packaged and config.eval.name == "gsm8k" and config.eval.data is None and config.eval.num_samples is None:
+    has_packaged_data = facts.packaged and config.eval.name in ("gsm8k", "mmau") and config.eval.data is None
+    if has_packaged_data and config.eval.num_samples is None:
         changes["eval"]["num_samples"] = PACKAGED_NUM_SAMPLES
     if config.load.warmup is None:
         changes["load"]["warmup"] = config.load.concurrency
@@ -488,6 +497,27 @@ def _check_stub(spec: SpecConfig) -> None:
         )
 
 
+#: Keys of the eval group that some of its options alone have a use for.
+_EVAL_KEYS = {
+    "num_law_draws": ("losslessness",),
+    "audio": ("mmau",),
+    "prompt": ("mmau",),
+    "revision": ("mmau",),
+    "tasks": ("mmau",),
+}
+
+
+def _check_eval(config: EvalConfig) -> None:
+    """What the keys of the eval group mean to each other."""
+    if config.name == "prompts" and config.num_fewshot:
+        raise UserError("eval.num_fewshot: rows of prompts are run as they stand; say eval.num_fewshot=0")
+    if config.name == "mmau" and config.num_fewshot:
+        raise UserError("eval.num_fewshot: questions about clips come without shots; say eval.num_fewshot=0")
+    for key, names in _EVAL_KEYS.items():
+        if getattr(config, key) is not None and config.name not in names:
+            raise UserError(f"eval.{key}: has a meaning with eval={' or '.join(names)} only; leave it out")
+
+
 def _check_across_groups(config: RunConfig) -> None:
     """The rules that need no checkpoint."""
     spec, engine = config.spec, config.engine
@@ -504,8 +534,7 @@ def _check_across_groups(config: RunConfig) -> None:
         raise UserError(
             "spec.rejection_sample_method: what coins accept is lossy on purpose; say standard, or another eval"
         )
-    if config.eval.name == "prompts" and config.eval.num_fewshot:
-        raise UserError("eval.num_fewshot: rows of prompts are run as they stand; say eval.num_fewshot=0")
+    _check_eval(config.eval)
     sampling = config.sampling
     if sampling.temperature == 0 and (sampling.top_k or sampling.min_p or (sampling.top_p or 1.0) < 1):
         raise UserError(

@@ -44,6 +44,8 @@ HOLDS = {
     Sequence[int]: {"list[int32]"},
     Sequence[int] | None: {"list[int32]?"},
     dict[str, str | None]: {"map[str, str?]"},
+    list[str]: {"list[str]"},
+    dict[str, str]: {"map[str, str]"},
     dict[str, float | None]: {"map[str, float64?]"},
 }
 

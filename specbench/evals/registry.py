@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Protocol
 
 from specbench.errors import UserError, near_name
-from specbench.evals.answers import SCORERS
 from specbench.evals.gsm8k import load_gsm8k
 from specbench.evals.losslessness import load_losslessness
+from specbench.evals.mmau import load_mmau
 from specbench.evals.prompts import load_prompts
-from specbench.evals.task import Task
+from specbench.evals.scorers import SCORER_NAMES
+from specbench.evals.task import Task, check_scorer
 from specbench.run_config import EvalConfig
 
 
@@ -22,6 +23,7 @@ class TaskLoader(Protocol):
 TASKS: dict[str, TaskLoader] = {
     "gsm8k": load_gsm8k,
     "losslessness": load_losslessness,
+    "mmau": load_mmau,
     "prompts": load_prompts,
 }
 
@@ -30,6 +32,8 @@ def load_task(config: EvalConfig, *, packaged_model: bool) -> Task:
     """The task that `config` names; a UserError says what is wrong with it or with its data."""
     if config.name not in TASKS:
         raise UserError(f"eval.name: unknown eval {config.name!r}: {near_name(config.name, TASKS)}")
-    if config.scorer is not None and config.scorer not in SCORERS:
-        raise UserError(f"eval.scorer: unknown scorer {config.scorer!r}: {near_name(config.scorer, SCORERS)}")
-    return TASKS[config.name](config, packaged_model=packaged_model)
+    if config.scorer is not None and config.scorer not in SCORER_NAMES:
+        raise UserError(f"eval.scorer: unknown scorer {config.scorer!r}: {near_name(config.scorer, SCORER_NAMES)}")
+    task = TASKS[config.name](config, packaged_model=packaged_model)
+    check_scorer(config.scorer, task.scorers)
+    return task

@@ -69,6 +69,25 @@ def read_rows(path: str | Path, key: str) -> RowFile:
     return RowFile(path, hashlib.sha256(content).hexdigest(), rows)
 
 
+def read_json_rows(path: str | Path, key: str) -> RowFile:
+    """The same of a file that may also be one JSON array of rows."""
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError:  # said by read_rows
+        return read_rows(path, key)
+    if not content.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"["):
+        return read_rows(path, key)
+    try:
+        values = json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{key}: {path} is not JSON ({error}); give a JSON array of rows, or JSON lines") from error
+    rows = tuple(_checked_row(value, f"{path} row {number}") for number, value in enumerate(values, start=1))
+    if not rows:
+        raise UserError(f"{key}: {path} holds no rows; give a JSON array of rows, or JSON lines")
+    return RowFile(path, hashlib.sha256(content).hexdigest(), rows)
+
+
 def _read_row(line: bytes, where: str) -> Row:
     try:
         value = json.loads(line.decode("utf-8"))
@@ -76,6 +95,10 @@ def _read_row(line: bytes, where: str) -> Row:
         raise UserError(f"{where}: not UTF-8 text; save the file as UTF-8") from error
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: not JSON ({error}); correct or remove the line") from error
+    return _checked_row(value, where)
+
+
+def _checked_row(value: object, where: str) -> Row:
     if not isinstance(value, dict):
-        raise UserError(f"{where}: not a JSON object: each line is one row, such as {{...}}")
+        raise UserError(f"{where}: not a JSON object: each row is one, such as {{...}}")
     return Row(where, value)

@@ -1,7 +1,7 @@
 """What an eval is: samples that become requests, and results that become scored records.
 
 Belongs here: the Task and its samples, seeds and request ids, scoring and scoring again. Does not belong here: any one
-eval's data or prompts (gsm8k.py, prompts.py), how an answer is read off a text (answers.py), accuracy (reports/).
+eval's data or prompts (gsm8k.py, prompts.py), how an answer is read off a text (scorers.py), accuracy (reports/).
 
 Randomness: a target keys a request's draws by (seed, sample_id, turn). Repeats must differ at T > 0, so repeat r runs
 with seed sampling.seed + r; repeat 1 of seed 0 draws as repeat 0 of seed 1 does.
@@ -10,13 +10,13 @@ with seed sampling.seed + r; repeat 1 of seed 0 draws as repeat 0 of seed 1 does
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from specbench.errors import UserError, near_name
-from specbench.evals.answers import SCORERS, score_text
-from specbench.generate import GenerateRequest, GenerateResult, Message, SamplingParams
+from specbench.evals.scorers import SCORER_NAMES, score_text, scorers_for
+from specbench.generate import AudioSource, GenerateRequest, GenerateResult, Message, SamplingParams
 from specbench.records import DataIdentity, SampleRecord
 from specbench.run_config import SamplingConfig
 
@@ -34,6 +34,11 @@ class Sample:
     #: The right answer; None where nothing can be scored.
     reference: str | None = None
     category: str | None = None
+    audio: tuple[AudioSource, ...] = ()
+    #: What there is to choose from; empty for an open question.
+    choices: tuple[str, ...] = ()
+    #: Dimension -> value, by which accuracy is given too; empty: by category alone.
+    groups: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Task:
     name: str
     data: DataIdentity
     samples: tuple[Sample, ...]
-    #: All that are computed, names in SCORERS; empty where nothing is scored.
+    #: All that are computed, names of scorers.py; empty where nothing is scored.
     scorers: tuple[str, ...]
     #: The scorer whose accuracy is the run's.
     headline: str | None
@@ -107,6 +112,8 @@ def score_result(task: Task, result: GenerateResult) -> SampleRecord:
         score={},
         is_truncated=record.finish_reason == "length",
         category=sample.category,
+        choices=list(sample.choices),
+        groups=dict(sample.groups),
     )
     text = "" if record.error is not None else result.output_text
     return _scored(unscored, task.scorers, text)
@@ -114,12 +121,20 @@ def score_result(task: Task, result: GenerateResult) -> SampleRecord:
 
 def rescore(samples: Iterable[SampleRecord], scorer: str) -> list[SampleRecord]:
     """The same samples with `scorer` worked out again from their texts; other scorers' results stay."""
-    if scorer not in SCORERS:
-        raise UserError(f"eval.scorer: unknown scorer {scorer!r}: {near_name(scorer, SCORERS)}")
+    if scorer not in SCORER_NAMES:
+        raise UserError(f"eval.scorer: unknown scorer {scorer!r}: {near_name(scorer, SCORER_NAMES)}")
     samples = list(samples)
+    check_scorer(scorer, scorers_for(has_choices=any(sample.choices for sample in samples)))
     if all(sample.reference is None for sample in samples):
         raise UserError(f"eval.scorer: no sample has a reference answer for {scorer} to compare with")
     return [_scored(sample, (scorer,), sample.output_text) for sample in samples]
+
+
+def check_scorer(scorer: str | None, known: Iterable[str]) -> None:
+    """UserError for one that cannot judge these samples."""
+    known = tuple(known)
+    if scorer is not None and scorer not in known:
+        raise UserError(f"eval.scorer: {scorer} does not judge such answers; say one of {', '.join(known)}")
 
 
 def _request(task: Task, sample: Sample, sampling: SamplingConfig, *, repeat: int, request_id: str) -> GenerateRequest:
@@ -133,6 +148,7 @@ def _request(task: Task, sample: Sample, sampling: SamplingConfig, *, repeat: in
         turn=sample.turn,
         repeat=repeat,
         category=sample.category,
+        audio=sample.audio,
     )
 
 
@@ -162,5 +178,5 @@ def _scored(sample: SampleRecord, scorers: Iterable[str], text: str) -> SampleRe
     """`sample` with what each scorer makes of `text`, and whatever other scorers made before."""
     extracted, score = dict(sample.extracted), dict(sample.score)
     for name in scorers:
-        extracted[name], score[name] = score_text(name, text, sample.reference)
+        extracted[name], score[name] = score_text(name, text, sample.reference, sample.choices)
     return dataclasses.replace(sample, extracted=extracted, score=score)

@@ -9,7 +9,7 @@ total. In the interval, answers to one sample (its repeats and turns) count as f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +27,8 @@ class Outcome:
     score: float
     is_invalid: bool
     is_truncated: bool
-    category: str | None
+    #: Dimension -> value.
+    groups: Mapping[str, str]
 
 
 def accuracy_metrics(
@@ -46,7 +47,7 @@ def accuracy_metrics(
         "invalid": sum(one.is_invalid for one in outcomes) if outcomes else None,
         "interval": _interval(outcomes),
         "scorers": {name: _scorer_entry(outcomes) for name, outcomes in by_scorer.items() if outcomes},
-        "by": _by_category(outcomes),
+        "by": _by_dimension(outcomes),
     }
 
 
@@ -59,13 +60,13 @@ def _outcomes(scorer: str, requests: Sequence[RequestRecord], samples: Sequence[
         score = sample.score.get(scorer)
         if failure is not None and (score is not None or sample.reference is not None):
             outcomes.append(
-                Outcome(sample.sample_id, 0.0, sample.extracted.get(scorer) is None, False, sample.category)
+                Outcome(sample.sample_id, 0.0, sample.extracted.get(scorer) is None, False, _groups(sample))
             )
         elif score is not None:
             is_invalid = sample.extracted.get(scorer) is None
             score = 0.0 if is_invalid else score
-            outcomes.append(Outcome(sample.sample_id, score, is_invalid, sample.is_truncated, sample.category))
-    return outcomes + [Outcome(request.sample_id, 0.0, True, False, request.category) for request in failed.values()]
+            outcomes.append(Outcome(sample.sample_id, score, is_invalid, sample.is_truncated, _groups(sample)))
+    return outcomes + [Outcome(request.sample_id, 0.0, True, False, _groups(request)) for request in failed.values()]
 
 
 def _key(record: RequestRecord | SampleRecord) -> tuple[str, int, int]:
@@ -96,9 +97,22 @@ def _scorer_entry(outcomes: Sequence[Outcome]) -> dict:
     return _share(outcomes) | {"invalid": sum(one.is_invalid for one in outcomes)}
 
 
-def _by_category(outcomes: Sequence[Outcome]) -> dict[str, dict]:
-    """{"category": {value: …}}; empty where samples have no category."""
-    values = sorted({one.category for one in outcomes if one.category is not None})
-    groups = {value: [one for one in outcomes if one.category == value] for value in values}
-    entries = {value: _share(group) | {"interval": _interval(group)} for value, group in groups.items()}
-    return {"category": entries} if entries else {}
+def _groups(record: RequestRecord | SampleRecord) -> Mapping[str, str]:
+    """A sample's own dimensions, else its category."""
+    if isinstance(record, SampleRecord) and record.groups:
+        return record.groups
+    return {} if record.category is None else {"category": record.category}
+
+
+def _by_dimension(outcomes: Sequence[Outcome]) -> dict[str, dict]:
+    """{dimension: {value: …}}, such as {"category": {"math": …}}; empty where samples have none."""
+    dimensions = list(dict.fromkeys(dimension for one in outcomes for dimension in one.groups))
+    return {dimension: _by_value(outcomes, dimension) for dimension in dimensions}
+
+
+def _by_value(outcomes: Sequence[Outcome], dimension: str) -> dict[str, dict]:
+    of_value: dict[str, list[Outcome]] = {}
+    for one in outcomes:
+        if dimension in one.groups:
+            of_value.setdefault(one.groups[dimension], []).append(one)
+    return {value: _share(group) | {"interval": _interval(group)} for value, group in sorted(of_value.items())}

@@ -12,7 +12,14 @@ from collections.abc import Sequence
 
 from specbench.records import DataIdentity, ModelIdentity, RunRecord
 from specbench.reports.acceptance_sections import acceptance_sections
-from specbench.reports.cells import EMPTY, count_cell, decimal_cell, decimal_range_cell, percent_of_cell
+from specbench.reports.cells import (
+    EMPTY,
+    count_cell,
+    decimal_cell,
+    decimal_range_cell,
+    percent_of_cell,
+    percent_range_cell,
+)
 from specbench.reports.condition_sections import condition_sections
 from specbench.reports.cost_section import cost_section
 from specbench.reports.gate_section import gate_section
@@ -266,14 +273,23 @@ def _scorers(accuracy: dict) -> ReportTable:
     return ReportTable("scorers", "Scorers", ("Scorer", "Accuracy", "Invalid"), rows)
 
 
+def dimension_title(dimension: str) -> str:
+    """`sub-category`"""
+    return dimension.replace("_", "-")
+
+
 def _dimensions(by: dict) -> list[ReportTable]:
     return [
         ReportTable(
             f"accuracy_by_{dimension}",
-            f"By {dimension}",
-            (dimension.capitalize(), "Accuracy"),
+            f"By {dimension_title(dimension)}",
+            (dimension_title(dimension).capitalize(), "Accuracy", "95%"),
             tuple(
-                (text_cell(value), percent_of_cell(entry["correct"], entry["total"]))
+                (
+                    text_cell(value),
+                    percent_of_cell(entry["correct"], entry["total"]),
+                    percent_range_cell(entry["interval"]),
+                )
                 for value, entry in entries.items()
             ),
         )

@@ -60,6 +60,10 @@ def benchmark_table(runs: Sequence[ComparedRun], changes: Sequence[PairChanges] 
     )
 
 
+#: A dimension of accuracy with more values is shown where there is room for all.
+MOST_VALUES_SHOWN_FIRST = 4
+
+
 def pull_request_table(
     runs: Sequence[ComparedRun], changes: Sequence[PairChanges] = (), *, has_joined_positions: bool
 ) -> ReportTable:
@@ -68,6 +72,7 @@ def pull_request_table(
     rows = [_text_row("Successful / failed requests", runs, changes, _request_cell)]
     if any(run.metrics["eval"]["total"] is not None for run in runs):
         rows.append(_own_row(ACCURACY, _accuracy_label(runs), runs, changes, _accuracy_cell))
+        rows += _dimension_rows(runs, changes, first_only=True)
     rows.append(_check_row(runs, changes))
     rows += [_row(figure, runs, changes) for figure in benchmark_figures(0 if has_joined_positions else most)]
     if has_joined_positions and most:
@@ -273,13 +278,20 @@ def _share_cell(entry: dict | None) -> Cell:
     return Cell(entry["accuracy"], f"{100 * entry['accuracy']:.2f}% ({correct}/{entry['total']})")
 
 
-def _dimension_rows(runs: Sequence[ComparedRun], changes: Sequence[PairChanges]) -> list[tuple[Cell, ...]]:
-    """Accuracy of each value of each dimension."""
+def _dimension_rows(
+    runs: Sequence[ComparedRun], changes: Sequence[PairChanges], *, first_only: bool = False
+) -> list[tuple[Cell, ...]]:
+    """Accuracy of each value of each dimension; where there is little room, of the first, if it has few."""
     by_run = [run.metrics["eval"]["by"] for run in runs]
     names = dict.fromkeys((dimension, value) for one in by_run for dimension in one for value in one[dimension])
+    if first_only:
+        first = next((dimension for dimension, _ in names), None)
+        names = dict.fromkeys(name for name in names if name[0] == first)
+        if len(names) > MOST_VALUES_SHOWN_FIRST:
+            return []
     return [
         (
-            text_cell(f"{dimension.capitalize()} {value}"),
+            text_cell(f"{dimension.replace('_', '-').capitalize()} {value}"),
             *(_share_cell(one.get(dimension, {}).get(value)) for one in by_run),
             *(Cell(None, "") for _ in changes),
         )

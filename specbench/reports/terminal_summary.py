@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specbench.records import LosslessnessCheck, RunRecord
 from specbench.reports.health_check import FAILED
 from specbench.reports.health_section import health_sentence
 from specbench.reports.identities import broken_identities
 from specbench.reports.losslessness_section import losslessness_sentence
-from specbench.reports.markdown import LATENCY_LABELS, data_title, is_unfinished, model_title
+from specbench.reports.markdown import LATENCY_LABELS, data_title, dimension_title, is_unfinished, model_title
 from specbench.reports.number_format import count, decimal, decimal_range, percent, percent_of, slash_joined
 from specbench.reports.output_check_text import check_sentence
+from specbench.reports.side_by_side import MOST_VALUES_SHOWN_FIRST
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,14 @@ def _accuracy(metrics: dict) -> list[SummaryRow]:
     if accuracy["total"] is None:
         return []
     value = f"{percent_of(accuracy['correct'], accuracy['total'])} by {accuracy['scorer']}"
-    return [SummaryRow("Accuracy", value, is_section_end=True)]
+    rows = [SummaryRow("Accuracy", value)]
+    dimension, entries = next(iter(accuracy["by"].items()), ("", {}))
+    if len(entries) <= MOST_VALUES_SHOWN_FIRST:
+        rows += [
+            SummaryRow(f"  {dimension_title(dimension)} {name}", percent_of(entry["correct"], entry["total"]))
+            for name, entry in entries.items()
+        ]
+    return [*rows[:-1], replace(rows[-1], is_section_end=True)]
 
 
 def _speed(metrics: dict) -> list[SummaryRow]:

@@ -29,6 +29,15 @@ def gsm8k_labels(gsm8k_folder: Path) -> list[str]:
     return [json.loads(line)["answer"].split("#### ")[1] for line in lines]
 
 
+@pytest.fixture(scope="session")
+def mmau_file() -> Path:
+    """The real questions of MMAU test-mini, without clips."""
+    file = REAL_DATA / "mmau" / "mmau-test-mini.json"
+    if not file.is_file():
+        pytest.skip("the real MMAU is not here")
+    return file
+
+
 @pytest.fixture
 def write_jsonl(tmp_path: Path) -> Callable[..., str]:
     """write_jsonl(rows, name) -> path of a file with these rows; a text is written as it stands."""
