@@ -3,7 +3,8 @@
 Belongs here: where questions and clips come from, what is asked, and by what accuracy is grouped. Does not belong here:
 scoring (choices.py), decoding a clip (the target: one that can't be heard is a failed request and a wrong answer).
 
-Data, in this order: eval.data=FILE (a JSON array as in MMAU's repository, or JSON lines) with the clips in eval.audio=DIR, by default the file's folder; the packaged questions, when the packaged model runs (they are made up, and called
+Data, in this order: eval.data=FILE (a JSON array as in the repository of MMAU, or JSON lines) with the clips below
+eval.audio=DIR, by default the file's folder; the packaged questions, when the packaged model runs (made up, and called
 nano_audio); gamma-lab-umd/MMAU-test-mini on the hub, which holds the clips, too.
 
 Prompts (eval.prompt), each behind the clip in one user turn:

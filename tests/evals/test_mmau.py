@@ -188,7 +188,9 @@ def test_some_tasks_alone(build: Build, tmp_path: Path) -> None:
 
 
 def test_scorers_of_numbers_are_refused(build: Build, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"eval\.scorer: robust does not judge such answers; say one of official_string"):
+    with pytest.raises(
+        UserError, match=r"eval\.scorer: robust does not judge such answers; say one of official_string"
+    ):
         load(build(data=write(tmp_path, [row(0)]), scorer="robust"))
 
 
