@@ -24,7 +24,7 @@ from specbench.beside_plain import PlainSide, run_beside_plain, without_speculat
 from specbench.engine.config import EngineConfig
 from specbench.errors import UserError
 from specbench.evals.registry import load_task
-from specbench.evals.task import rescore
+from specbench.evals.task import EvalModel, rescore
 from specbench.generate import GenerateListener, GenerateResult, Target
 from specbench.machinery import Machinery, embedded_machinery
 from specbench.measuring import RunClock, StartedRun, measure
@@ -70,7 +70,7 @@ def run(config: RunConfig, invocation: Invocation) -> Outcome:
 
 def run_sweep_job(config: RunConfig, invocation: Invocation) -> Outcome:
     """One job of a sweep, in the directory named by its overrides. However it fails, the other jobs go on."""
-    path = _job_path(config, *_what_would_run(config), invocation)
+    path = None
     try:
         plan = prepare(config, is_sweep=True)
         path = _job_path(config, plan.choice.ran, plan.task.data.name, invocation)
@@ -81,6 +81,7 @@ def run_sweep_job(config: RunConfig, invocation: Invocation) -> Outcome:
         return dataclasses.replace(outcome, job_name=invocation.job_name)
     except Exception as error:
         exit_code = 2 if isinstance(error, UserError) else 1
+        path = path or _job_path(config, *_what_would_run(config), invocation)
         _write_error(path, error, exit_code)
         terminal.say(f"specbench: job {invocation.job_name}: {' '.join(str(error).split())}")
         return Outcome("failed", exit_code, path, job_name=invocation.job_name, error=str(error))
@@ -398,7 +399,7 @@ def _what_would_run(config: RunConfig) -> tuple[str, str]:
     with suppress(UserError):
         choice = choose_model(config.model)
         model = choice.ran
-        data = load_task(config.eval, packaged_model=choice.packaged).data.name
+        data = load_task(config.eval, EvalModel(choice.packaged)).data.name
     return model, data
 
 

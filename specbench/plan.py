@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specbench import __version__, environment
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
@@ -24,13 +24,16 @@ from specbench.engine.models.registry import check_checkpoint, load_model_config
 from specbench.engine.sampling.parameters import check_parameters
 from specbench.errors import UserError
 from specbench.evals.registry import load_task
-from specbench.evals.task import Task, measured_requests
+from specbench.evals.task import EvalModel, Task, measured_requests
 from specbench.generate import GenerateRequest
 from specbench.model_choice import ModelChoice, choose_draft, choose_model
 from specbench.recorded_drafts import AUTO, check_drafts, drafts_sha256
 from specbench.records import INTERLEAVED, DataIdentity, ModelIdentity, RunRecord
 from specbench.run_config import CheckpointFacts, RunConfig, SpecConfig, plain_run_config, resolve
 from specbench.run_directory import EventLog, RunDirectory
+
+if TYPE_CHECKING:
+    from specbench.engine.tokenizer import Tokenizer
 
 _KNOWN_HASHES: dict[tuple, str] = {}
 
@@ -113,7 +116,15 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     config, draft_choice = _choose_draft(config)
     if config.spec.drafts is not None:
         check_drafts(config.spec.drafts, lambda: checkpoint_sha256(checkpoint))
-    task = load_task(config.eval, packaged_model=choice.packaged)
+    task = load_task(
+        config.eval,
+        EvalModel(
+            choice.packaged,
+            config.model.max_model_len or model_config.max_model_len,
+            lambda: _require_tokenizer(config, choice.path),
+            model_config.eos_token_ids,
+        ),
+    )
     if config.strict and task.data.packaged and choice.requested != "inkling_nano":
         raise UserError(
             f"eval.data: unset, so {task.data.name} would run in place of {config.eval.name}, which strict=true "
@@ -442,6 +453,15 @@ def _acceptance_notices(config: RunConfig, requests: Iterable[GenerateRequest]) 
         yield "synthetic acceptance: drafts are accepted by coins; the text means nothing, only speed can be read."
     if config.spec.faults:
         yield f"faults injected on purpose: {', '.join(config.spec.faults)}."
+
+
+def _require_tokenizer(config: RunConfig, checkpoint: Path) -> Tokenizer:
+    from specbench.engine.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(checkpoint, config.model.tokenizer, config.model.chat_template)
+    if tokenizer is None:
+        raise UserError(f"model.tokenizer: {checkpoint} has none, and eval={config.eval.name} counts tokens; give one")
+    return tokenizer
 
 
 def _check_prompts(

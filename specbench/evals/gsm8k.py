@@ -26,7 +26,7 @@ from pathlib import Path
 from specbench.errors import UserError
 from specbench.evals.answers import SCORERS
 from specbench.evals.rows import Row, read_rows
-from specbench.evals.task import Sample, Task, fewer_samples_notice
+from specbench.evals.task import EvalModel, Sample, Task, fewer_samples_notice
 from specbench.generate import Message
 from specbench.records import DataIdentity
 from specbench.run_config import EvalConfig
@@ -64,15 +64,15 @@ class ProblemSet:
         return PACKAGED_NAME if self.is_packaged else "gsm8k"
 
 
-def load_gsm8k(config: EvalConfig, *, packaged_model: bool) -> Task:
+def load_gsm8k(config: EvalConfig, model: EvalModel) -> Task:
     """The task, with everything that could be wrong with its data found now."""
     if config.protocol == "completion" and config.instruction not in (None, "auto"):
         raise UserError("eval.instruction: eval.protocol=completion takes none: leave it null or say protocol=chat")
-    available = _test_problems(config, packaged_model)
+    available = _test_problems(config, model)
     shots = _shots(config, available)
     problems = available.problems[: config.num_samples]
     samples = tuple(
-        _sample(f"{available.name}-{index:04d}", problem, shots, config, packaged_model)
+        _sample(f"{available.name}-{index:04d}", problem, shots, config, model)
         for index, problem in enumerate(problems)
     )
     data = DataIdentity(
@@ -87,14 +87,14 @@ def load_gsm8k(config: EvalConfig, *, packaged_model: bool) -> Task:
 
 
 def _sample(
-    sample_id: str, problem: Problem, shots: tuple[Problem, ...], config: EvalConfig, packaged_model: bool
+    sample_id: str, problem: Problem, shots: tuple[Problem, ...], config: EvalConfig, model: EvalModel
 ) -> Sample:
     if config.protocol == "completion":
         prompt = completion_prompt(problem.question, shots)
         return Sample(sample_id, config.max_output_tokens, prompt=prompt, reference=problem.reference)
     instruction = config.instruction
     if instruction == "auto":
-        instruction = None if packaged_model or shots else ZERO_SHOT_INSTRUCTION
+        instruction = None if model.is_packaged or shots else ZERO_SHOT_INSTRUCTION
     messages = chat_messages(problem.question, shots, instruction)
     return Sample(sample_id, config.max_output_tokens, messages=messages, reference=problem.reference)
 
@@ -127,10 +127,10 @@ def _notices(config: EvalConfig, available: ProblemSet) -> tuple[str, ...]:
     return (f"{PACKAGED_NAME}: made-up problems that come with specbench, not GSM8K", *fewer)
 
 
-def _test_problems(config: EvalConfig, packaged_model: bool) -> ProblemSet:
+def _test_problems(config: EvalConfig, model: EvalModel) -> ProblemSet:
     if config.data is not None:
         return _read_problems(config.data, "eval.data")
-    if packaged_model:
+    if model.is_packaged:
         return _read_problems(PACKAGED_PROBLEMS / "test.jsonl", "the packaged problems")
     return _download_problems("test", "eval.data")
 

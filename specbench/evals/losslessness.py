@@ -29,7 +29,7 @@ from specbench.evals.gsm8k import load_gsm8k
 from specbench.evals.law_tests import LEVEL, TestResult, compare_laws, compare_paired, min_pairs
 from specbench.evals.prompts import load_prompts
 from specbench.evals.rows import read_rows
-from specbench.evals.task import Task
+from specbench.evals.task import EvalModel, Task
 from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Load, SamplingParams, Target
 from specbench.records import LosslessnessCell, LosslessnessCheck, OutputCheck
 from specbench.run_config import EvalConfig
@@ -47,13 +47,13 @@ Replay = Callable[[GenerateResult], OutputCheck]
 Pair = tuple[GenerateResult, GenerateResult]
 
 
-def load_losslessness(config: EvalConfig, *, packaged_model: bool) -> Task:
+def load_losslessness(config: EvalConfig, model: EvalModel) -> Task:
     """The prompts, unscored; what is compared is decided by the run's sampling."""
     unscored = dataclasses.replace(config, scorer=None)
     if config.data is not None and "question" not in read_rows(config.data, "eval.data").rows[0].value:
-        task = load_prompts(unscored, packaged_model=packaged_model)
+        task = load_prompts(unscored, model)
     else:
-        task = load_gsm8k(unscored, packaged_model=packaged_model)
+        task = load_gsm8k(unscored, model)
     return dataclasses.replace(task, name="losslessness", scorers=(), headline=None, num_law_draws=config.num_law_draws)
 
 

@@ -29,7 +29,7 @@ from typing import Any
 from specbench.errors import UserError, near_name
 from specbench.evals.choices import CHOICE_SCORERS, LETTERS
 from specbench.evals.rows import Row, RowFile, read_json_rows
-from specbench.evals.task import Sample, Task, fewer_samples_notice
+from specbench.evals.task import EvalModel, Sample, Task, fewer_samples_notice
 from specbench.generate import AudioSource
 from specbench.records import DataIdentity
 from specbench.run_config import EvalConfig
@@ -84,10 +84,10 @@ class QuestionSet:
         return PACKAGED_NAME if self.is_packaged else "mmau"
 
 
-def load_mmau(config: EvalConfig, *, packaged_model: bool) -> Task:
+def load_mmau(config: EvalConfig, model: EvalModel) -> Task:
     """The task, with everything that could be wrong with its data found now; a clip that is missing is a notice."""
     template = _template(config.prompt or "official")
-    available = _of_tasks(_find_questions(config, packaged_model), config.tasks)
+    available = _of_tasks(_find_questions(config, model), config.tasks)
     questions = available.questions[: config.num_samples]
     samples = tuple(
         Sample(
@@ -136,12 +136,12 @@ def _filled(template: str, question: Question) -> str:
 # ---- Where it comes from
 
 
-def _find_questions(config: EvalConfig, packaged_model: bool) -> QuestionSet:
+def _find_questions(config: EvalConfig, model: EvalModel) -> QuestionSet:
     if config.data is not None:
         return _read_questions(Path(config.data), "eval.data", config.audio)
     if config.audio is not None:
         raise UserError("eval.audio: these clips need their questions; give eval.data=FILE, too")
-    if packaged_model:
+    if model.is_packaged:
         if not PACKAGED_QUESTIONS.is_file():
             raise UserError("eval=mmau: no questions come with this model; give eval.data=FILE and eval.audio=DIR")
         return _read_questions(PACKAGED_QUESTIONS, "the packaged questions", None)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from specbench.errors import UserError, near_name
 from specbench.evals.rows import Row, read_rows
-from specbench.evals.task import Sample, Task, fewer_samples_notice
+from specbench.evals.task import EvalModel, Sample, Task, fewer_samples_notice
 from specbench.generate import Message
 from specbench.records import DataIdentity
 from specbench.run_config import EvalConfig
@@ -24,8 +24,8 @@ _FORMS = ("prompt", "messages", "prompt_token_ids")
 _KEYS = (*_FORMS, "id", "category", "max_output_tokens", "reference")
 
 
-def load_prompts(config: EvalConfig, *, packaged_model: bool) -> Task:
-    """The task; `packaged_model` makes no difference to rows of the user's own."""
+def load_prompts(config: EvalConfig, model: EvalModel) -> Task:
+    """The task; `model` makes no difference to rows of the user's own."""
     if config.data is None:
         raise UserError("eval=prompts has no data of its own: give eval.data=FILE.jsonl")
     if config.scorer is not None:

@@ -10,14 +10,14 @@ from specbench.evals.losslessness import load_losslessness
 from specbench.evals.mmau import load_mmau
 from specbench.evals.prompts import load_prompts
 from specbench.evals.scorers import SCORER_NAMES
-from specbench.evals.task import Task, check_scorer
+from specbench.evals.task import EvalModel, Task, check_scorer
 from specbench.run_config import EvalConfig
 
 
 class TaskLoader(Protocol):
     """Reads and checks an eval's data."""
 
-    def __call__(self, config: EvalConfig, *, packaged_model: bool) -> Task: ...
+    def __call__(self, config: EvalConfig, model: EvalModel) -> Task: ...
 
 
 TASKS: dict[str, TaskLoader] = {
@@ -28,12 +28,12 @@ TASKS: dict[str, TaskLoader] = {
 }
 
 
-def load_task(config: EvalConfig, *, packaged_model: bool) -> Task:
+def load_task(config: EvalConfig, model: EvalModel) -> Task:
     """The task that `config` names; a UserError says what is wrong with it or with its data."""
     if config.name not in TASKS:
         raise UserError(f"eval.name: unknown eval {config.name!r}: {near_name(config.name, TASKS)}")
     if config.scorer is not None and config.scorer not in SCORER_NAMES:
         raise UserError(f"eval.scorer: unknown scorer {config.scorer!r}: {near_name(config.scorer, SCORER_NAMES)}")
-    task = TASKS[config.name](config, packaged_model=packaged_model)
+    task = TASKS[config.name](config, model)
     check_scorer(config.scorer, task.scorers)
     return task

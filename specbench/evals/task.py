@@ -10,15 +10,52 @@ with seed sampling.seed + r; repeat 1 of seed 0 draws as repeat 0 of seed 1 does
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 from specbench.errors import UserError, near_name
 from specbench.evals.scorers import SCORER_NAMES, score_text, scorers_for
 from specbench.generate import AudioSource, GenerateRequest, GenerateResult, Message, SamplingParams
 from specbench.records import DataIdentity, SampleRecord
 from specbench.run_config import SamplingConfig
+
+
+class RenderedPrompt(Protocol):
+    """A prompt as the model sees it."""
+
+    @property
+    def token_ids(self) -> list[int]: ...
+
+    @property
+    def text(self) -> str | None: ...
+
+
+class PromptTokenizer(Protocol):
+    """What an eval that counts tokens asks of the model's tokenizer."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+    def encode_chat(self, messages: Sequence[Message]) -> RenderedPrompt: ...
+
+
+def _no_tokenizer() -> PromptTokenizer:
+    raise UserError("model.tokenizer: the checkpoint has none, and this eval counts tokens; give model.tokenizer=PATH")
+
+
+@dataclass(frozen=True, slots=True)
+class EvalModel:
+    """What an eval's data may depend on."""
+
+    #: The model that comes with specbench: the packaged problems are made for it.
+    is_packaged: bool
+    max_model_len: int = 0
+    #: The model's own; read only if the eval needs it.
+    load_tokenizer: Callable[[], PromptTokenizer] = _no_tokenizer
+    eos_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

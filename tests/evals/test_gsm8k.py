@@ -13,7 +13,7 @@ import pytest
 from specbench.errors import UserError
 from specbench.evals import gsm8k
 from specbench.evals.registry import load_task
-from specbench.evals.task import Task
+from specbench.evals.task import EvalModel, Task
 from specbench.run_config import EvalConfig
 
 Build = Callable[..., EvalConfig]
@@ -25,7 +25,7 @@ def row(number: int) -> dict[str, str]:
 
 
 def load(config: EvalConfig, packaged_model: bool = False) -> Task:
-    return load_task(config, packaged_model=packaged_model)
+    return load_task(config, EvalModel(is_packaged=packaged_model))
 
 
 def user_text(task: Task, index: int = 0) -> str:

@@ -12,6 +12,7 @@ import pytest
 from specbench.evals import losslessness
 from specbench.evals.losslessness import Sides, Speculation, check_losslessness, sampling_label
 from specbench.evals.registry import load_task
+from specbench.evals.task import EvalModel
 from specbench.generate import (
     GenerateListener,
     GenerateRequest,
@@ -239,10 +240,10 @@ def test_labels() -> None:
 
 def test_prompts_of_either_kind_of_row(eval_config: Callable, write_jsonl: Callable) -> None:
     config = eval_config(name="losslessness", scorer=None, num_law_draws=50)
-    packaged = load_task(config, packaged_model=True)
+    packaged = load_task(config, EvalModel(is_packaged=True))
     assert (packaged.name, packaged.data.name, packaged.num_law_draws) == ("losslessness", "nano_problems", 50)
     assert packaged.scorers == () and packaged.headline is None
     problems = write_jsonl([{"question": "1 + 1?", "answer": "#### 2"}], "problems.jsonl")
-    assert load_task(replace(config, data=problems), packaged_model=False).samples[0].messages is not None
+    assert load_task(replace(config, data=problems), EvalModel(is_packaged=False)).samples[0].messages is not None
     rows = write_jsonl([{"prompt_token_ids": [1, 2]}, {"prompt": json.dumps("x")}], "rows.jsonl")
-    assert len(load_task(replace(config, data=rows), packaged_model=False).samples) == 2
+    assert len(load_task(replace(config, data=rows), EvalModel(is_packaged=False)).samples) == 2

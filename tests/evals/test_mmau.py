@@ -15,7 +15,7 @@ import pytest
 from specbench.errors import UserError
 from specbench.evals import mmau
 from specbench.evals.registry import load_task
-from specbench.evals.task import Task, measured_requests, rescore, score_result
+from specbench.evals.task import EvalModel, Task, measured_requests, rescore, score_result
 from specbench.generate import GenerateRequest, GenerateResult
 from specbench.records import RequestRecord, SampleRecord
 from specbench.reports.accuracy import accuracy_metrics
@@ -56,7 +56,7 @@ def write(folder: Path, rows: list, *, clips: bool = True, as_lines: bool = Fals
 
 
 def load(config: EvalConfig, packaged_model: bool = False) -> Task:
-    return load_task(config, packaged_model=packaged_model)
+    return load_task(config, EvalModel(is_packaged=packaged_model))
 
 
 def asked(task: Task, index: int = 0) -> str:

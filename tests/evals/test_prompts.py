@@ -10,6 +10,7 @@ import pytest
 
 from specbench.errors import UserError
 from specbench.evals.registry import load_task
+from specbench.evals.task import EvalModel
 from specbench.run_config import EvalConfig
 
 Build = Callable[..., EvalConfig]
@@ -26,7 +27,7 @@ def test_the_three_forms(prompts_config: Build, write_jsonl: Write) -> None:
             {"prompt_token_ids": [1, 2, 3], "id": 12, "reference": "4"},
         ]
     )
-    task = load_task(prompts_config(data=path), packaged_model=False)
+    task = load_task(prompts_config(data=path), EvalModel(is_packaged=False))
     first, second, third = task.samples
     assert (first.sample_id, first.prompt, first.max_output_tokens) == ("0", "Once upon a time", 64)
     assert (second.sample_id, second.category, second.max_output_tokens) == ("greeting", "chat", 5)
@@ -38,8 +39,8 @@ def test_the_three_forms(prompts_config: Build, write_jsonl: Write) -> None:
 
 def test_num_samples(prompts_config: Build, write_jsonl: Write) -> None:
     path = write_jsonl([{"prompt": "a"}, {"prompt": "b"}])
-    assert len(load_task(prompts_config(data=path, num_samples=1), packaged_model=True).samples) == 1
-    task = load_task(prompts_config(data=path, num_samples=9), packaged_model=True)
+    assert len(load_task(prompts_config(data=path, num_samples=1), EvalModel(is_packaged=True)).samples) == 1
+    task = load_task(prompts_config(data=path, num_samples=9), EvalModel(is_packaged=True))
     assert task.data.num_samples == 2
     assert "the data has 2" in task.notices[0]
 
@@ -75,7 +76,7 @@ def test_num_samples(prompts_config: Build, write_jsonl: Write) -> None:
 def test_a_bad_line_is_named(line: str | dict, complaint: str, prompts_config: Build, write_jsonl: Write) -> None:
     path = write_jsonl([{"prompt": "fine"}, line])
     with pytest.raises(UserError) as error:
-        load_task(prompts_config(data=path), packaged_model=False)
+        load_task(prompts_config(data=path), EvalModel(is_packaged=False))
     assert f"{path} line 2: " in str(error.value)
     assert complaint in str(error.value)
     assert "\n" not in str(error.value)
@@ -85,18 +86,18 @@ def test_a_line_number_counts_blank_lines(prompts_config: Build, tmp_path: Path)
     path = tmp_path / "rows.jsonl"
     path.write_text("\n\n" + json.dumps({"prompt": "a"}) + "\n\nbad\n")
     with pytest.raises(UserError, match="line 5: not JSON"):
-        load_task(prompts_config(data=str(path)), packaged_model=False)
+        load_task(prompts_config(data=str(path)), EvalModel(is_packaged=False))
 
 
 def test_data_is_needed_and_nothing_is_scored(prompts_config: Build, write_jsonl: Write) -> None:
     with pytest.raises(UserError, match=r"give eval\.data=FILE\.jsonl"):
-        load_task(prompts_config(), packaged_model=True)
+        load_task(prompts_config(), EvalModel(is_packaged=True))
     with pytest.raises(UserError, match="not scored"):
-        load_task(prompts_config(data=write_jsonl([{"prompt": "a"}]), scorer="robust"), packaged_model=True)
+        load_task(prompts_config(data=write_jsonl([{"prompt": "a"}]), scorer="robust"), EvalModel(is_packaged=True))
 
 
 def test_unknown_names_get_the_nearest_known(eval_config: Build) -> None:
     with pytest.raises(UserError, match="did you mean 'gsm8k'"):
-        load_task(eval_config(name="gsm8"), packaged_model=True)
+        load_task(eval_config(name="gsm8"), EvalModel(is_packaged=True))
     with pytest.raises(UserError, match="did you mean 'robust'"):
-        load_task(eval_config(scorer="robustt"), packaged_model=True)
+        load_task(eval_config(scorer="robustt"), EvalModel(is_packaged=True))

@@ -10,7 +10,7 @@ import pytest
 from specbench.errors import UserError
 from specbench.evals.answers import SCORERS
 from specbench.evals.registry import load_task
-from specbench.evals.task import Task, measured_requests, rescore, score_result, warmup_requests
+from specbench.evals.task import EvalModel, Task, measured_requests, rescore, score_result, warmup_requests
 from specbench.generate import GenerateRequest, GenerateResult
 from specbench.records import RequestRecord, SampleRecord
 from specbench.run_config import EvalConfig, SamplingConfig
@@ -19,7 +19,7 @@ from specbench.run_config import EvalConfig, SamplingConfig
 @pytest.fixture
 def task(eval_config: Callable[..., EvalConfig], write_jsonl: Callable[..., str]) -> Task:
     rows = [{"question": f"{n}?", "answer": f"#### {n}"} for n in (10, 11, 12)]
-    return load_task(eval_config(data=write_jsonl(rows), stop=("END",)), packaged_model=False)
+    return load_task(eval_config(data=write_jsonl(rows), stop=("END",)), EvalModel(is_packaged=False))
 
 
 def answer(
@@ -99,7 +99,7 @@ def test_prompts_are_not_scored(
     prompts_config: Callable[..., EvalConfig], write_jsonl: Callable[..., str], sampling: SamplingConfig
 ) -> None:
     data = write_jsonl([{"prompt_token_ids": [1, 2]}])
-    task = load_task(prompts_config(data=data), packaged_model=False)
+    task = load_task(prompts_config(data=data), EvalModel(is_packaged=False))
     request = measured_requests(task, sampling)[0]
     assert request.prompt_token_ids == (1, 2)
     result = dataclasses.replace(answer(request, "10"), prompt_text=None)
