@@ -113,6 +113,8 @@ def _rescored(path: Path, scorer: str) -> tuple[RunRecord, Report]:
     record, log = directory.read_run(), directory.read_event_log()
     if record.config["spec"].get("rejection_sample_method") == "synthetic":
         raise UserError(f"{path}: drafts were accepted by coins, so the text answers nothing; score a verified run")
+    if record.config["model"].get("load") == "random":
+        raise UserError(f"{path}: the weights were random, so the text answers nothing; score a run of a checkpoint")
     log.samples = rescore(log.samples, scorer)
     directory.write_tables(log)
     record.config["eval"]["scorer"] = scorer

@@ -5,17 +5,20 @@ Belongs here: from names to a folder and an identity. Does not belong here: what
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specbench.errors import UserError
-from specbench.run_config import WITH_PACKAGED, ModelConfig
+from specbench.errors import UserError, near_name
+from specbench.run_config import SHAPES, WITH_PACKAGED, ModelConfig
 
 PACKAGED_NAME = "inkling-nano"
-HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
+#: Without weights, and with them.
+SMALL_HUB_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
+HUB_FILES = ("*.safetensors", *SMALL_HUB_FILES)
 
 _ASSETS = Path(__file__).resolve().parent / "assets"
 PACKAGED_CHECKPOINT = _ASSETS / "inkling_nano"
+SHAPES_FOLDER = _ASSETS / "shapes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +43,45 @@ def choose_model(config: ModelConfig) -> ModelChoice:
     """The checkpoint that the configuration means; UserError when it can't be found."""
     if config.checkpoint is None:
         return _packaged(config)
+    if config.load == "random":
+        return _find_shape(config.checkpoint, config.revision, config.name, "model.checkpoint")
     return _find(config.checkpoint, config.revision, config.name, "model.checkpoint")
 
 
-def choose_draft(checkpoint: str) -> ModelChoice:
+def choose_draft(checkpoint: str, load: str) -> ModelChoice:
     """The checkpoint of a draft model; UserError when it can't be found."""
+    if load == "random":
+        return _find_shape(checkpoint, None, checkpoint, "spec.checkpoint")
     if Path(checkpoint) == PACKAGED_CHECKPOINT:
         return ModelChoice(PACKAGED_NAME, PACKAGED_NAME, PACKAGED_CHECKPOINT, None, packaged=True)
     return _find(checkpoint, None, checkpoint, "spec.checkpoint")
 
 
-def _find(checkpoint: str, revision: str | None, requested: str, key: str) -> ModelChoice:
+def _find_shape(checkpoint: str, revision: str | None, requested: str, key: str) -> ModelChoice:
+    """config.json for random weights: a shape of our own, a folder, or a repository whose weights are left there."""
+    if checkpoint in SHAPES and not Path(checkpoint).is_dir():
+        folder = SHAPES_FOLDER / checkpoint
+        return ModelChoice(requested, _random_name(checkpoint), folder, None, packaged=False)
+    if not Path(checkpoint).expanduser().is_dir() and "/" not in checkpoint:
+        raise UserError(f"{key}: {checkpoint} is no folder, and no shape of specbench; {near_name(checkpoint, SHAPES)}")
+    found = _find(checkpoint, revision, requested, key, SMALL_HUB_FILES)
+    return replace(found, ran=_random_name(found.ran))
+
+
+def _random_name(name: str) -> str:
+    return f"{name}-random-weights"
+
+
+def _find(
+    checkpoint: str, revision: str | None, requested: str, key: str, hub_files: tuple[str, ...] = HUB_FILES
+) -> ModelChoice:
     """A folder or a repository that the setting `key` names."""
     folder = Path(checkpoint).expanduser()
     if folder.is_dir():
         return ModelChoice(requested, folder.resolve().name, folder.resolve(), revision, packaged=False)
     if folder.exists() or not _looks_like_repository(checkpoint):
         raise UserError(f"{key}: {checkpoint} is not a folder with a checkpoint; name one")
-    path, revision = _download(checkpoint, revision, key)
+    path, revision = _download(checkpoint, revision, key, hub_files)
     return ModelChoice(requested, checkpoint.replace("/", "--"), path, revision, packaged=False)
 
 
@@ -77,12 +101,12 @@ def _looks_like_repository(name: str) -> bool:
     return bool(owner and slash and repository) and "/" not in repository and owner not in (".", "..", "~")
 
 
-def _download(repository: str, revision: str | None, key: str) -> tuple[Path, str]:
+def _download(repository: str, revision: str | None, key: str, files: tuple[str, ...]) -> tuple[Path, str]:
     """A snapshot of the repository in the hub's cache, and the commit it is."""
     from huggingface_hub import snapshot_download
 
     try:
-        path = Path(snapshot_download(repository, revision=revision, allow_patterns=list(HUB_FILES), etag_timeout=5))
+        path = Path(snapshot_download(repository, revision=revision, allow_patterns=list(files), etag_timeout=5))
     except Exception as error:  # the hub's client raises its own, requests' and the system's errors
         raise UserError(
             f"{key}: {repository} is no folder here, and can't be had from the hub "

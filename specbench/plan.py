@@ -20,7 +20,7 @@ from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.generation_config import sampling_defaults
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.memory import MemoryPlan, memory_text
-from specbench.engine.models.registry import check_checkpoint, load_model_config, num_parameters
+from specbench.engine.models.registry import check_checkpoint, load_model_config, num_parameters, open_checkpoint
 from specbench.engine.sampling.parameters import check_parameters
 from specbench.errors import UserError
 from specbench.evals.registry import load_task
@@ -29,7 +29,14 @@ from specbench.generate import GenerateRequest
 from specbench.model_choice import ModelChoice, choose_draft, choose_model
 from specbench.recorded_drafts import AUTO, check_drafts, drafts_sha256
 from specbench.records import INTERLEAVED, DataIdentity, ModelIdentity, RunRecord
-from specbench.run_config import CheckpointFacts, RunConfig, SpecConfig, plain_run_config, resolve
+from specbench.run_config import (
+    CheckpointFacts,
+    RunConfig,
+    SpecConfig,
+    is_text_meaningless,
+    plain_run_config,
+    resolve,
+)
 from specbench.run_directory import EventLog, RunDirectory
 
 if TYPE_CHECKING:
@@ -83,16 +90,16 @@ class Plan:
 
     def draft_identity(self) -> ModelIdentity | None:
         """The same of a draft model's checkpoint."""
-        return (
-            None if self.draft_choice is None else _identity(self.draft_choice, Checkpoint.open(self.draft_choice.path))
-        )
+        if self.draft_choice is None:
+            return None
+        return _identity(self.draft_choice, open_checkpoint(self.draft_choice.path, self.config.model.load))
 
 
 def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     """Find, read and check everything but the weights. UserError where anything doesn't fit."""
     config = _with_whole_path(config)
     choice = choose_model(config.model)
-    checkpoint = Checkpoint.open(choice.path)
+    checkpoint = open_checkpoint(choice.path, config.model.load)
     model_config = load_model_config(checkpoint)
     facts = CheckpointFacts(
         path=str(choice.path),
@@ -130,7 +137,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
             f"eval.data: unset, so {task.data.name} would run in place of {config.eval.name}, which strict=true "
             "refuses; say eval.data=FILE"
         )
-    if config.spec.rejection_sample_method == "synthetic":
+    if is_text_meaningless(config):
         task = dataclasses.replace(task, scorers=())
     requests = tuple(measured_requests(task, config.sampling, config.load.repeats))
     for sampling in {request.sampling for request in requests}:
@@ -308,7 +315,7 @@ def _choose_draft(config: RunConfig) -> tuple[RunConfig, ModelChoice | None]:
     """The configuration with the folder of the draft model that it names, and the draft model."""
     if config.spec.checkpoint is None:
         return config, None
-    choice = choose_draft(config.spec.checkpoint)
+    choice = choose_draft(config.spec.checkpoint, config.model.load)
     spec = dataclasses.replace(config.spec, checkpoint=str(choice.path))
     return dataclasses.replace(config, spec=spec), choice
 
@@ -352,6 +359,7 @@ def make_engine_config(config: RunConfig, checkpoint: Path, memory_limit: int | 
         tokenizer=config.model.tokenizer,
         chat_template=config.model.chat_template,
         memory_limit=memory_limit,
+        load=config.model.load,
     )
 
 
@@ -432,6 +440,12 @@ def _own_dtype(checkpoint: Checkpoint) -> str:
 
 
 def _model_notices(choice: ModelChoice, checkpoint: Checkpoint) -> Iterable[str]:
+    if checkpoint.is_random:
+        millions = num_parameters(checkpoint) / 1e6
+        yield (
+            f"{choice.ran} ({millions:,.1f} M parameters): weights are drawn at random (model.load=random); the text "
+            "means nothing, only speed can be read."
+        )
     if choice.packaged:
         millions = num_parameters(checkpoint) / 1e6
         yield f"{choice.ran} (packaged, {millions:.1f} M parameters): not Inkling; name one with model.checkpoint=DIR"

@@ -71,6 +71,8 @@ class ModelConfig:
     tokenizer: str | None
     chat_template: str | None
     trust_remote_code: bool
+    #: "random" draws the weights of target and draft: for speed, of a named shape or a folder with config.json alone.
+    load: Annotated[str, OneOf(("checkpoint", "random"))] = "checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +252,8 @@ class RunConfig:
 
 #: Models that run the packaged checkpoint when none is named.
 WITH_PACKAGED = ("inkling", "inkling_nano")
+#: Shapes that random weights can take without a folder of the user's own (assets/shapes/).
+SHAPES = ("qwen3_8b", "mimo_7b", "inkling_8b", "qwen3_30b_a3b")
 #: Formats of every report, and those that report.formats adds.
 ALWAYS_WRITTEN = ("md", "json")
 REPORT_FORMATS = ("pr", "html", "csv", "svg", "png")
@@ -299,8 +303,8 @@ def resolve(config: RunConfig, facts: CheckpointFacts, *, device: str, is_sweep:
     changes["spec"] |= _spec_changes(config.spec, facts)
     unset = [key for key in facts.sampling if getattr(config.sampling, key) is None]
     changes["sampling"] |= {key: facts.sampling[key] for key in unset}
-    if config.spec.rejection_sample_method == "synthetic":
-        changes["eval"]["scorer"] = None  # what coins accept is no answer to anything
+    if is_text_meaningless(config):
+        changes["eval"]["scorer"] = None
     has_packaged_data = facts.packaged and config.eval.name in ("gsm8k", "mmau") and config.eval.data is None
     if has_packaged_data and config.eval.num_samples is None:
         changes["eval"]["num_samples"] = PACKAGED_NUM_SAMPLES
@@ -320,6 +324,11 @@ def resolve(config: RunConfig, facts: CheckpointFacts, *, device: str, is_sweep:
     )
     _check_resolved(resolved, facts)
     return Resolved(resolved, tuple(_differences(config, resolved)))
+
+
+def is_text_meaningless(config: RunConfig) -> bool:
+    """What random weights say, and what coins accept, is no answer to anything."""
+    return config.spec.rejection_sample_method == "synthetic" or config.model.load == "random"
 
 
 def plain_run_config(config: RunConfig) -> RunConfig:
@@ -547,6 +556,11 @@ def _check_across_groups(config: RunConfig) -> None:
         )
     if config.model.trust_remote_code:
         raise UserError("model.trust_remote_code: no checkpoint's code is ever run by engine=embedded; leave it false")
+    if config.model.checkpoint is None and config.model.load == "random":
+        raise UserError(
+            "model.checkpoint: random weights need a shape; name a folder with config.json, or one of specbench's own: "
+            f"{', '.join(SHAPES)}"
+        )
     if config.model.checkpoint is None and config.model.name not in WITH_PACKAGED:
         raise UserError(
             f"model.checkpoint: model={config.model.name} needs one; say model.checkpoint=DIR or owner/name"

@@ -121,9 +121,19 @@ def test_round_trip() -> None:
     assert resolved() == resolve(resolved(), FACTS, device="cpu", is_sweep=False).config
 
 
+def test_random_weights_answer_nothing_and_need_a_shape() -> None:
+    assert resolved(model__load="random", model__checkpoint="qwen3_8b").eval.scorer is None
+    assert resolved(model__load="checkpoint").eval.scorer == "robust"
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
+        (
+            {"model__load": "random"},
+            "model.checkpoint: random weights need a shape; name a folder",
+        ),
+        ({"model__load": "randomly"}, "model.load: unknown value 'randomly'; did you mean 'random'?"),
         ({"spec__metod": 1}, "spec.metod: unknown key; did you mean 'method'?"),
         ({"sped": 1}, "sped: unknown key; did you mean 'spec'?"),
         ({"spec__num_speculative_tokens": "four"}, "spec.num_speculative_tokens: must be a whole number, not 'four'"),

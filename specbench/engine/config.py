@@ -20,7 +20,7 @@ FAULTS = (
 class EngineConfig:
     """The embedded engine's settings."""
 
-    #: Folder with config.json, tokenizer files and safetensors.
+    #: Folder with config.json, tokenizer files and safetensors; of random weights, config.json is enough.
     checkpoint: str
     #: "float32" or "bfloat16".
     dtype: str
@@ -63,6 +63,8 @@ class EngineConfig:
     #: that accept more than i drafts, for each position i.
     accepted_counts: tuple[int, ...] | None = None
     accepted_rates: tuple[float, ...] | None = None
+    #: "checkpoint", or "random": weights of target and draft are drawn, for speed alone.
+    load: str = "checkpoint"
     #: A folder or file; None takes the checkpoint's own.
     tokenizer: str | None = None
     #: A Jinja file; None takes the checkpoint's own.

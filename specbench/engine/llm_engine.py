@@ -22,7 +22,13 @@ from specbench.engine.execution.model_runner import ModelRunner
 from specbench.engine.execution.request_state import RequestState
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.models.model_config import ModelConfig
-from specbench.engine.models.registry import build_model, load_model_config, target_cache_groups, target_weight_bytes
+from specbench.engine.models.registry import (
+    build_model,
+    load_model_config,
+    open_checkpoint,
+    target_cache_groups,
+    target_weight_bytes,
+)
 from specbench.engine.output_stream import OutputStream
 from specbench.engine.proposer_table import PROPOSERS
 from specbench.engine.proposers.proposer import ProposerRequirements
@@ -77,7 +83,7 @@ class LLMEngine:
         self.config = config
         self.clock = clock
         on_progress("reading the checkpoint")
-        checkpoint = Checkpoint.open(config.checkpoint)
+        checkpoint = open_checkpoint(config.checkpoint, config.load)
         self.model_config = load_model_config(checkpoint)
         self.tokenizer = load_tokenizer(config.checkpoint, config.tokenizer, config.chat_template)
         on_progress("loading weights")
@@ -359,7 +365,7 @@ def _check_sampling(config: EngineConfig) -> None:
 
 def plan_engine_memory(config: EngineConfig) -> MemoryPlan:
     """The budget of an engine that is not started: nothing is read but the checkpoint's headers."""
-    checkpoint = Checkpoint.open(config.checkpoint)
+    checkpoint = open_checkpoint(config.checkpoint, config.load)
     proposer = make_proposer(config, checkpoint)
     requirements = _NO_PROPOSER if proposer is None else proposer.requirements()
     specs = target_cache_groups(checkpoint, config.dtype) + requirements.cache_groups

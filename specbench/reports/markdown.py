@@ -110,12 +110,18 @@ def is_unfinished(run: RunRecord) -> bool:
 def run_title(run: RunRecord) -> str:
     """`mtp8 on gsm8k`, and how drafts were drawn and accepted where that is not plain."""
     data = data_title(run.data, run.config["eval"]["name"])
-    return f"{run.config['spec']['name']}{_verification_title(run)} on {data}"
+    weights = ", random weights (the text means nothing)" if has_random_weights(run) else ""
+    return f"{run.config['spec']['name']}{_verification_title(run)} on {data}{weights}"
 
 
 def is_synthetic(run: RunRecord) -> bool:
     """Whether drafts were accepted by coins of given rates: nothing about the text can be read off such a run."""
     return run.config["spec"].get("rejection_sample_method") == "synthetic"
+
+
+def has_random_weights(run: RunRecord) -> bool:
+    """Whether the model was a shape with weights drawn at random: only speed can be read off such a run."""
+    return run.config.get("model", {}).get("load") == "random"
 
 
 def _verification_title(run: RunRecord) -> str:
@@ -247,6 +253,8 @@ def _accuracy(run: RunRecord, metrics: dict) -> Section:
     if is_synthetic(run):
         refusal = "**Not given**: drafts were accepted by coins (spec.rejection_sample_method=synthetic), not verified."
         return Section("Accuracy", (data, refusal))
+    if has_random_weights(run):
+        return Section("Accuracy", (data, "**Not given**: the weights are random (model.load=random)."))
     if accuracy["total"] is None:
         return Section("Accuracy", (data, "Nothing was scored."))
     headline = (

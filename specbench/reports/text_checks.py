@@ -81,6 +81,8 @@ def _real_text(evidence: Evidence) -> Finding:
         reasons.append(f"prompts look like random ids: {percent(distinct)} of their tokens are distinct")
     if spec.get("rejection_sample_method") == "synthetic":
         reasons.append("rejection_sample_method=synthetic: acceptance was set, not measured")
+    if evidence.run.config.get("model", {}).get("load") == "random":
+        reasons.append("model.load=random: weights drawn at random draft and verify nothing that was learnt")
     numbers = {"distinct_share": distinct, "prompts": num_prompts}
     if reasons:
         return judged(True, "; ".join(reasons), numbers)
@@ -113,7 +115,7 @@ CHECKS = (
     HealthCheck(
         name="real_text",
         title="Acceptance is of real text",
-        threshold="no ignore_eos, no random prompts, no synthetic acceptance",
+        threshold="no ignore_eos, no random prompts, no synthetic acceptance, no random weights",
         why="text behind its end, or from random tokens, is drafted unlike text that anybody asks for",
         where="sampling.ignore_eos, eval.data, spec.rejection_sample_method",
         look=_real_text,

@@ -56,6 +56,8 @@ VARIATIONS = {
     "llama yarn in full": Variation(
         "Llama", rope("yarn", **YARN, beta_fast=8.0, beta_slow=2.0, attention_factor=1.2, truncate=False)
     ),
+    "qwen2": Variation("Qwen2"),
+    "qwen2 upper windows": Variation("Qwen2", {**WINDOW, "max_window_layers": 1, "tie_word_embeddings": True}),
     "qwen3": Variation("Qwen3"),
     "qwen3 tied and biased": Variation("Qwen3", {"tie_word_embeddings": True, "attention_bias": True}),
     "qwen3 wide heads": Variation("Qwen3", {"head_dim": 32, **rope("yarn", **YARN)}),

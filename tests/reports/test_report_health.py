@@ -210,6 +210,9 @@ def test_ignore_eos_random_data_and_synthetic_acceptance():
     synthetic = sampling()
     synthetic.config["spec"]["rejection_sample_method"] = "synthetic"
     assert status(log, "real_text", synthetic) == "warning"
+    drawn = sampling()
+    drawn.config["model"] = {"load": "random"}
+    assert status(log, "real_text", drawn) == "warning"
     assert status(log_of_accepted([(0,)] * 30, 0), "real_text", make_run(None, method="none")) == "not_checked"
 
 

@@ -58,6 +58,13 @@ def test_packaged_model_and_data_say_what_they_are_not():
     assert "packaged" not in real
 
 
+def test_random_weights_are_in_the_title_and_score_nothing():
+    config = make_run(4).config
+    text = report(config=config | {"model": {"load": "random"}})
+    assert "random weights (the text means nothing)" in text.split("## ")[0]
+    assert "**Not given**: the weights are random" in section(text, "Accuracy")
+
+
 def test_output_check_stands_in_the_verdict_and_beside_speed():
     text = report()
     sentence = (

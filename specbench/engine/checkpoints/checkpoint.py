@@ -40,8 +40,10 @@ class Checkpoint:
     config: dict[str, Any]
     #: tensor name -> entry
     tensors: dict[str, TensorEntry]
-    #: The safetensors files, sorted by name.
+    #: The safetensors files, sorted by name; none where weights are random.
     files: tuple[Path, ...]
+    #: Weights are drawn, not read; `tensors` is what the model would read from a checkpoint.
+    is_random: bool = False
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
@@ -62,9 +64,15 @@ class Checkpoint:
                 tensors[entry.name] = entry
         return cls(folder, config, tensors, files)
 
+    @classmethod
+    def of_config(cls, path: str | Path) -> Checkpoint:
+        """config.json alone, for random weights. The model family fills in `tensors`."""
+        folder = Path(path)
+        return cls(folder, read_json(folder / CONFIG_FILE), {}, (), is_random=True)
+
     def sha256(self) -> str:
         """One hash over config.json and all weight files."""
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(b"random weights" if self.is_random else b"")
         for file in (self.path / CONFIG_FILE, *self.files):
             digest.update(f"{file.name}:{file.stat().st_size}\n".encode())
             with file.open("rb") as stream:

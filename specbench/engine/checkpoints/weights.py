@@ -1,4 +1,6 @@
-"""Reads weights from safetensors, one tensor at a time, in the model's dtype on its device. Nothing unpickles."""
+"""Reads weights from safetensors, one tensor at a time, in the model's dtype on its device, or draws them at random.
+Nothing unpickles.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.checkpoints.random_weights import fill_at_random
 from specbench.errors import UserError
 
 
@@ -23,6 +26,7 @@ class WeightReader:
         #: Bytes of all tensors read so far, as they lie on the device.
         self.num_bytes = 0
         self._tensors = checkpoint.tensors
+        self._is_random = checkpoint.is_random
         # file -> open handle
         self._handles: dict[Path, Any] = {}
 
@@ -42,6 +46,8 @@ class WeightReader:
         return fused
 
     def _read_into(self, name: str, destination: Tensor | None, dtype: torch.dtype) -> Tensor:
+        if self._is_random:
+            return self._draw_into(name, destination, dtype)
         file = self._tensors[name].file
         stored = self._handle(file).get_tensor(name)
         if not stored.isfinite().all():
@@ -51,6 +57,12 @@ class WeightReader:
         if destination is None:
             destination = torch.empty(stored.shape, dtype=dtype, device=self.device)
         return destination.copy_(stored)
+
+    def _draw_into(self, name: str, destination: Tensor | None, dtype: torch.dtype) -> Tensor:
+        if destination is None:
+            destination = torch.empty(self._tensors[name].shape, dtype=dtype, device=self.device)
+        self.num_bytes += destination.nbytes
+        return fill_at_random(destination, name)
 
     def _handle(self, file: Path) -> Any:
         if file not in self._handles:

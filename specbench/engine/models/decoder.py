@@ -46,15 +46,19 @@ class DecoderLayer:
     """x += attention(norm(x)); x += mlp(norm(x))."""
 
     def __init__(
-        self, config: DecoderConfig, weights: WeightReader, layer: int, group: CacheGroupSpec, cache_index: int
+        self,
+        config: DecoderConfig,
+        weights: WeightReader,
+        prefix: str,
+        experts: ExpertShape | None,
+        group: CacheGroupSpec,
+        cache_index: int,
     ) -> None:
-        prefix = layer_prefix(layer)
         self._group = group.name
         self._cache_index = cache_index
         self._attention_norm = RMSNorm(weights.read(prefix + "input_layernorm.weight"), config.rms_norm_eps)
         self._mlp_norm = RMSNorm(weights.read(prefix + "post_attention_layernorm.weight"), config.rms_norm_eps)
         self._attention = _read_attention(config, weights, prefix + "self_attn.", group.name)
-        experts = config.experts[layer]
         self._mlp: GatedMLP | MixtureOfExperts
         if experts is None:
             self._mlp = GatedMLP(
@@ -92,9 +96,8 @@ def _read_attention(config: DecoderConfig, weights: WeightReader, prefix: str, k
             weights.read(prefix + "k_norm.weight").expand(config.num_kv_heads, -1),
         )
         head_norm = RMSNorm(torch.cat(norms), config.rms_norm_eps)
-    has_bias = config.has_attention_bias
-    inputs, input_bias = _read_projections(weights, prefix, ("q_proj", "k_proj", "v_proj"), has_bias)
-    outputs, output_bias = _read_projections(weights, prefix, ("o_proj",), has_bias)
+    inputs, input_bias = _read_projections(weights, prefix, ("q_proj", "k_proj", "v_proj"), config.has_attention_bias)
+    outputs, output_bias = _read_projections(weights, prefix, ("o_proj",), config.has_output_bias)
     for of_queries in (inputs, outputs.T, *([] if input_bias is None else [input_bias])):
         queries = of_queries[: config.query_width]
         queries.copy_(by_group(queries, config.num_kv_heads, config.head_dim))
@@ -123,6 +126,22 @@ def _read_experts(experts: ExpertShape, weights: WeightReader, prefix: str) -> M
     )
 
 
+class RowPositions:
+    """What a step's positions mean to every layer: how heads are turned, and which keys a row sees."""
+
+    def __init__(self, config: DecoderConfig, groups: Sequence[CacheGroupSpec], weights: WeightReader) -> None:
+        self._heads_a_key_head = config.num_heads // config.num_kv_heads
+        self._rotary = RotaryEmbedding(config.rotary, weights.dtype, weights.device)
+        self._visibility = {group.name: VisibilityMask(group.window, weights.dtype, weights.device) for group in groups}
+
+    def __call__(self, metadata: AttentionMetadata) -> tuple[Rotation, Masks]:
+        masks = {
+            name: [visibility(segment.keys[name].columns, self._heads_a_key_head) for segment in metadata.segments]
+            for name, visibility in self._visibility.items()
+        }
+        return self._rotary(metadata.positions), masks
+
+
 class DecoderModel:
     """The target: token ids to hidden states to logits."""
 
@@ -137,18 +156,16 @@ class DecoderModel:
         head = make_linear(table if config.is_tied else weights.read(HEAD))
         self._head = LogitsHead(head, divisor=1.0)
         self._final_norm = RMSNorm(weights.read(FINAL_NORM), config.rms_norm_eps)
-        self._rotary = RotaryEmbedding(config.rotary, weights.dtype, weights.device)
         self._cache_groups = target_cache_groups(config, weights.dtype.itemsize)
         places = {name: (group, index) for group in self._cache_groups for index, name in enumerate(group.layers)}
         self._layers = [
-            DecoderLayer(config, weights, layer, *places[layer_prefix(layer)]) for layer in range(config.num_layers)
+            DecoderLayer(config, weights, layer_prefix(layer), experts, *places[layer_prefix(layer)])
+            for layer, experts in enumerate(config.experts)
         ]
         if weights.device.type == "cpu":
             linears = [head, *(linear for layer in self._layers for linear in layer.linears)]
             use_huge_pages(linear.address_range for linear in linears)
-        self._visibility = {
-            group.name: VisibilityMask(group.window, weights.dtype, weights.device) for group in self._cache_groups
-        }
+        self._positions = RowPositions(config, self._cache_groups, weights)
         #: attention group name -> distances that are told apart: those within the window, none where all are seen
         self.relative_extents = {group.name: group.window or 0 for group in self._cache_groups}
         #: A packed head holds the tied token table anew.
@@ -174,12 +191,7 @@ class DecoderModel:
     def forward(self, embeds: Tensor, metadata: AttentionMetadata, caches: Caches) -> TargetOutput:
         """All layers over the rows of one step. Writes the caches of the rows that are live."""
         # embeds: [T, hidden]
-        rotation = self._rotary(metadata.positions)
-        heads_a_key_head = self.config.num_heads // self.config.num_kv_heads
-        masks = {
-            name: [visibility(segment.keys[name].columns, heads_a_key_head) for segment in metadata.segments]
-            for name, visibility in self._visibility.items()
-        }
+        rotation, masks = self._positions(metadata)
         x = embeds
         for layer in self._layers:
             x = layer(x, metadata, rotation, masks, caches)

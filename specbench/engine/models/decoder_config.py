@@ -48,8 +48,9 @@ class DecoderConfig:
     rotary: RotaryConfig
     #: Whether queries and keys are normed per head.
     has_head_norm: bool
-    #: Biases of the four projections of attention, and of those of the dense MLP.
+    #: Biases of queries, keys and values, of the projection behind attention, and of those of the dense MLP.
     has_attention_bias: bool
+    has_output_bias: bool
     has_mlp_bias: bool
     #: Keys that a row of a windowed layer sees, itself included.
     window: int | None
@@ -61,15 +62,12 @@ class DecoderConfig:
     experts: tuple[ExpertShape | None, ...]
     #: Whether the head is the token table.
     is_tied: bool
+    #: MTP modules in the checkpoint.
+    num_modules: int = 0
 
     @property
     def num_layers(self) -> int:
         return len(self.windowed_layers)
-
-    @property
-    def num_modules(self) -> int:
-        """MTP modules: these families have none."""
-        return 0
 
     @property
     def query_width(self) -> int:
@@ -87,8 +85,13 @@ def parse_decoder_config(
     has_head_norm: bool,
     windowed_layers: tuple[bool, ...],
     experts: tuple[ExpertShape | None, ...],
+    has_input_bias_alone: bool = False,
+    num_modules: int = 0,
 ) -> DecoderConfig:
-    """What every plain decoder writes alike, around what its family has found out."""
+    """What every plain decoder writes alike, around what its family has found out.
+
+    `has_input_bias_alone`: queries, keys and values have biases, whatever `attention_bias` says, and nothing else has.
+    """
     config = top_section(checkpoint)
     config.check_fixed("hidden_act", "silu")
     quantisation = config.subsection("quantization_config")
@@ -115,13 +118,15 @@ def parse_decoder_config(
         head_dim=head_dim,
         rotary=rotary,
         has_head_norm=has_head_norm,
-        has_attention_bias=config.flag("attention_bias"),
+        has_attention_bias=has_input_bias_alone or config.flag("attention_bias"),
+        has_output_bias=not has_input_bias_alone and config.flag("attention_bias"),
         has_mlp_bias=config.flag("mlp_bias"),
         window=config.count("sliding_window") if any(windowed_layers) else None,
         windowed_layers=windowed_layers,
         dense_width=config.count("intermediate_size"),
         experts=experts,
         is_tied=config.flag("tie_word_embeddings"),
+        num_modules=num_modules,
     )
 
 
@@ -134,7 +139,7 @@ def layer_prefix(layer: int) -> str:
 
 
 def expected_tensors(config: DecoderConfig, num_modules: int) -> ExpectedTensors:
-    """What the model reads."""
+    """What the target reads: plain decoders have no modules."""
     assert num_modules == 0
     hidden = config.hidden_size
     table = (config.vocab_size, hidden)
@@ -145,8 +150,8 @@ def expected_tensors(config: DecoderConfig, num_modules: int) -> ExpectedTensors
         required[HEAD] = table
     for layer, experts in enumerate(config.experts):
         prefix = layer_prefix(layer)
-        required |= _attention_shapes(config, prefix)
-        required |= _dense_shapes(config, prefix) if experts is None else _expert_shapes(hidden, experts, prefix)
+        required |= attention_shapes(config, prefix)
+        required |= dense_shapes(config, prefix) if experts is None else _expert_shapes(hidden, experts, prefix)
         redundant[prefix + "self_attn.rotary_emb.inv_freq"] = (config.head_dim // 2,)
     return ExpectedTensors(
         required,
@@ -158,7 +163,8 @@ def expected_tensors(config: DecoderConfig, num_modules: int) -> ExpectedTensors
     )
 
 
-def _attention_shapes(config: DecoderConfig, prefix: str) -> Shapes:
+def attention_shapes(config: DecoderConfig, prefix: str) -> Shapes:
+    """Attention and both norms of a layer."""
     hidden = config.hidden_size
     shapes: Shapes = {
         prefix + "input_layernorm.weight": (hidden,),
@@ -170,13 +176,15 @@ def _attention_shapes(config: DecoderConfig, prefix: str) -> Shapes:
     shapes[prefix + "o_proj.weight"] = (hidden, config.query_width)
     if config.has_attention_bias:
         shapes |= {f"{prefix}{name}.bias": (width,) for name, width in widths.items()}
+    if config.has_output_bias:
         shapes[prefix + "o_proj.bias"] = (hidden,)
     if config.has_head_norm:
         shapes |= {f"{prefix}{name}.weight": (config.head_dim,) for name in ("q_norm", "k_norm")}
     return shapes
 
 
-def _dense_shapes(config: DecoderConfig, prefix: str) -> Shapes:
+def dense_shapes(config: DecoderConfig, prefix: str) -> Shapes:
+    """The dense MLP of a layer."""
     shapes = _mlp_shapes(config.hidden_size, config.dense_width, prefix + "mlp.")
     if config.has_mlp_bias:
         shapes |= {name.replace(".weight", ".bias"): shape[:1] for name, shape in shapes.items()}

@@ -18,7 +18,7 @@ def parse_dense_config(checkpoint: Checkpoint) -> DecoderConfig:
         checkpoint,
         DENSE_ARCHITECTURE,
         has_head_norm=True,
-        windowed_layers=_windowed_layers(config, num_layers),
+        windowed_layers=windowed_layers(config, num_layers),
         experts=(None,) * num_layers,
     )
 
@@ -36,7 +36,7 @@ def parse_moe_config(checkpoint: Checkpoint) -> DecoderConfig:
     )
 
 
-def _windowed_layers(config: ConfigSection, num_layers: int) -> tuple[bool, ...]:
+def windowed_layers(config: ConfigSection, num_layers: int) -> tuple[bool, ...]:
     """By `layer_types`, else every layer from max_window_layers on; none where use_sliding_window is false."""
     layer_types = config.optional("layer_types")
     if layer_types is not None:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.engine.cache_group import CacheGroupSpec
-from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
+from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint, TensorEntry
 from specbench.engine.checkpoints.checks import ExpectedTensors, check_tensors
-from specbench.engine.models import decoder_config, inkling_caches, inkling_config, llama_config, qwen3_config
+from specbench.engine.models import (
+    decoder_config,
+    inkling_caches,
+    inkling_config,
+    llama_config,
+    mimo_config,
+    qwen2_config,
+    qwen3_config,
+)
 from specbench.engine.models.model_config import ModelConfig
 from specbench.errors import UserError
 
@@ -59,9 +68,29 @@ FAMILIES = {
         inkling_caches.module_cache_groups,
     ),
     llama_config.ARCHITECTURE: _decoder(llama_config.parse_config),
+    mimo_config.ARCHITECTURE: ModelFamily(
+        mimo_config.parse_config,
+        mimo_config.expected_tensors,
+        decoder_config.target_cache_groups,
+        "specbench.engine.models.mimo",
+        mimo_config.module_cache_groups,
+    ),
+    qwen2_config.ARCHITECTURE: _decoder(qwen2_config.parse_config),
     qwen3_config.DENSE_ARCHITECTURE: _decoder(qwen3_config.parse_dense_config),
     qwen3_config.MOE_ARCHITECTURE: _decoder(qwen3_config.parse_moe_config),
 }
+
+
+def open_checkpoint(path: str | Path, load: str) -> Checkpoint:
+    """A checkpoint folder; with load "random", as if its weights were there in bf16, and drawn when they are read."""
+    if load != "random":
+        return Checkpoint.open(path)
+    checkpoint = Checkpoint.of_config(path)
+    config = load_model_config(checkpoint)
+    expected = FAMILIES[config.architecture].expected_tensors(config, config.num_modules)
+    file = checkpoint.path / CONFIG_FILE
+    tensors = {name: TensorEntry(name, file, "BF16", shape) for name, shape in expected.required.items()}
+    return replace(checkpoint, tensors=tensors)
 
 
 def load_model_config(checkpoint: Checkpoint) -> ModelConfig:

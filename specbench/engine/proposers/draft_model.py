@@ -29,6 +29,7 @@ from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadat
 from specbench.engine.models.registry import (
     build_model,
     load_model_config,
+    open_checkpoint,
     target_cache_groups,
     target_weight_bytes,
 )
@@ -77,7 +78,7 @@ class DraftModel:
         assert config.draft_checkpoint is not None
         self.config = config
         self.k = config.num_speculative_tokens
-        self.checkpoint = Checkpoint.open(config.draft_checkpoint)
+        self.checkpoint = open_checkpoint(config.draft_checkpoint, config.load)
         self.model_config = load_model_config(self.checkpoint)
         check_same_vocabulary(target=checkpoint, draft=self.checkpoint)
         #: Tokens from here on are not drafted: the draft was not made for more, or the context ends.

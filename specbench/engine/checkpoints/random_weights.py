@@ -1,0 +1,26 @@
+"""Random weights: for speed where no checkpoint is at hand. The text that they generate means nothing.
+
+A tensor depends on its name, its shape and its device alone, so that two engines hold the same model. The scale keeps
+hidden states of order one through any number of layers, in bf16 too, and logits apart.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import torch
+from torch import Tensor
+
+_NORM_SUFFIXES = ("norm.weight", "global_scale")
+_NORM_SPREAD, _BIAS_SPREAD = 0.1, 0.02
+
+
+def fill_at_random(weight: Tensor, name: str) -> Tensor:
+    """Draw the tensor called `name` in place: norms about 1, biases about 0, matrices (inputs last) by 1/sqrt(inputs).
+    Returns it."""
+    generator = torch.Generator(weight.device).manual_seed(zlib.crc32(name.encode()))
+    if name.endswith(_NORM_SUFFIXES):
+        return weight.normal_(1.0, _NORM_SPREAD, generator=generator)
+    if weight.dim() == 1:
+        return weight.normal_(0.0, _BIAS_SPREAD, generator=generator)
+    return weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)

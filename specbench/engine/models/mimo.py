@@ -1,0 +1,79 @@
+"""MiMo: the plain decoder with MTP modules, over paged caches.
+
+Belongs here: the modules' wiring. Does not belong here: fields and shapes (mimo_config.py), the target (decoder.py),
+the order of drafting (proposers/).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specbench.engine.cache_group import CacheGroupSpec
+from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.checkpoints.weights import WeightReader
+from specbench.engine.layers.linear import make_linear
+from specbench.engine.layers.metadata import AttentionMetadata
+from specbench.engine.layers.norm import RMSNorm
+from specbench.engine.models.decoder import Caches, DecoderLayer, DecoderModel, RowPositions, load_model
+from specbench.engine.models.decoder_config import DecoderConfig
+from specbench.engine.models.mimo_config import module_cache_groups, module_prefix
+
+__all__ = ["load_model", "load_modules"]
+
+
+class MiMoModule:
+    """One MTP module: the previous hidden and a token's embedding to the next hidden, normed."""
+
+    def __init__(self, config: DecoderConfig, weights: WeightReader, group: CacheGroupSpec, module: int) -> None:
+        prefix = module_prefix(module)
+        norms = torch.stack([weights.read(f"{prefix}{name}_layernorm.weight") for name in ("hidden", "token")])
+        #: weight [2, hidden]: the previous hidden, then the embedding
+        self._input_norm = RMSNorm(norms, config.rms_norm_eps)
+        self._input_projection = make_linear(weights.read(prefix + "input_proj.weight"))
+        self._layer = DecoderLayer(config, weights, prefix, None, group, module)
+        self._final_norm = RMSNorm(weights.read(prefix + "final_layernorm.weight"), config.rms_norm_eps)
+        self._positions = RowPositions(config, (group,), weights)
+
+    def __call__(self, token_embeds: Tensor, hidden: Tensor, metadata: AttentionMetadata, caches: Caches) -> Tensor:
+        # token_embeds, hidden: [T, hidden]
+        inputs = self._input_norm(torch.stack((hidden, token_embeds), 1)).flatten(1)
+        x = self._input_projection(inputs)
+        return self._final_norm(self._layer(x, metadata, *self._positions(metadata), caches))
+
+
+class MiMoModules:
+    """The first N modules. Table and head are the target's."""
+
+    def __init__(self, config: DecoderConfig, weights: WeightReader, target: DecoderModel, num_modules: int) -> None:
+        self.num_modules = num_modules
+        self._target = target
+        self._cache_groups = module_cache_groups(config, num_modules, weights.dtype.itemsize, ())
+        (group,) = self._cache_groups
+        self._modules = [MiMoModule(config, weights, group, module) for module in range(num_modules)]
+        #: Nothing has a window.
+        self.relative_extents = {group.name: 0}
+        self.num_bytes = weights.num_bytes
+
+    def cache_groups(self) -> tuple[CacheGroupSpec, ...]:
+        """What the modules keep per token, one layer a module."""
+        return self._cache_groups
+
+    def forward_module(
+        self, module: int, token_embeds: Tensor, hidden: Tensor, metadata: AttentionMetadata, caches: Caches
+    ) -> Tensor:
+        """One module over the rows of a drafting pass: [T, hidden] -> [T, hidden], which feeds the head and the next
+        pass alike."""
+        return self._modules[module](token_embeds, hidden, metadata, caches)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] -> [R, vocab_size] fp32, by the target's head."""
+        return self._target.compute_logits(hidden)
+
+
+def load_modules(
+    checkpoint: Checkpoint, target: DecoderModel, num_modules: int, faults: tuple[str, ...]
+) -> MiMoModules:
+    """The first `num_modules` modules of a checked checkpoint. Faults act in the proposer."""
+    weights = WeightReader(checkpoint, target.dtype, target.device)
+    return MiMoModules(target.config, weights, target, num_modules)

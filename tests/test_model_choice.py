@@ -1,0 +1,32 @@
+"""Which folder runs: shapes for random weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from specbench.errors import UserError
+from specbench.model_choice import SHAPES_FOLDER, choose_draft, choose_model
+from specbench.run_config import SHAPES, ModelConfig
+
+NAMED = ModelConfig("hf", "mimo_7b", None, "auto", None, None, None, trust_remote_code=False, load="random")
+
+
+def test_every_shape_is_there_and_says_that_it_is_random():
+    assert sorted(folder.name for folder in SHAPES_FOLDER.iterdir()) == sorted(SHAPES)
+    choice = choose_model(NAMED)
+    assert (choice.path, choice.ran, choice.packaged) == (SHAPES_FOLDER / "mimo_7b", "mimo_7b-random-weights", False)
+    assert choose_draft("qwen3_8b", "random").ran == "qwen3_8b-random-weights"
+
+
+def test_a_folder_of_the_users_own_goes_before_a_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "mimo_7b").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert choose_model(NAMED).path == tmp_path / "mimo_7b"
+
+
+def test_neither_a_folder_nor_a_shape():
+    with pytest.raises(UserError, match="no folder, and no shape of specbench; did you mean 'mimo_7b'"):
+        choose_model(dataclasses.replace(NAMED, checkpoint="mimo7b"))

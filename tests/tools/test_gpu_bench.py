@@ -1,0 +1,118 @@
+"""The GPU benchmark: floors by hand, verdicts, and every section on tiny shapes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from specbench.engine.llm_engine import plan_engine_memory
+from specbench.model_choice import SHAPES_FOLDER
+from specbench.records import EngineStep
+from tools.gpu_bench.cases import BatchRun, Drafting, Settings, StepTime, engine_config
+from tools.gpu_bench.ceilings import Ceilings
+from tools.gpu_bench.floors import kv_read, shape_bytes
+from tools.gpu_bench.goals import Verdict
+from tools.gpu_bench.main import conclude, engine_fields, main
+from tools.gpu_bench.sections import SECTIONS
+from tools.gpu_bench.shapes import expert_counts, open_shape, shape_folder
+
+HEAD = 2 * 151936 * 4096
+
+
+def bytes_of(name: str):
+    checkpoint = open_shape(SHAPES_FOLDER / name)
+    return shape_bytes(checkpoint, *expert_counts(checkpoint))
+
+
+def test_bytes_of_a_dense_step():
+    """Qwen3-8B: 15.14 GB without the token table, 147,456 bytes of keys and values a token."""
+    weights = bytes_of("qwen3_8b")
+    layer = 2 * (4096 * 4096 * 2 + 2 * 1024 * 4096 + 3 * 4096 * 12288) + 2 * (2 * 4096 + 2 * 128)
+    assert weights.dense == 36 * layer + 2 * 4096
+    assert weights.head == HEAD
+    assert weights.target_read(1) == weights.target_read(64) == 36 * layer + 2 * 4096 + HEAD
+    assert weights.target_read(1) / 1e9 == pytest.approx(15.14, abs=0.01)
+    assert weights.target_operations(7) == 7 * weights.target_read(1)
+    config = engine_config(Settings(device="cuda"), SHAPES_FOLDER / "qwen3_8b", Drafting())
+    assert kv_read(plan_engine_memory(config).specs, "target", 1216) == 1216 * 147_456
+
+
+def test_bytes_of_drafts():
+    """MiMo-7B: a module of 0.211 G parameters and a head of 0.621 G, again for each draft."""
+    weights = bytes_of("mimo_7b")
+    assert (weights.modules[0] / 2e9, weights.head / 2e9) == pytest.approx((0.211, 0.621), abs=5e-4)
+    assert weights.draft_read(4) == 4 * (weights.modules[0] + weights.head)
+    inkling = bytes_of("inkling_8b")
+    assert inkling.draft_read(8) == sum(inkling.modules) + 8 * inkling.head
+
+
+def test_experts_that_rows_touch():
+    weights = bytes_of("qwen3_30b_a3b")
+    assert weights.experts == 2 * 48 * 128 * 3 * 2048 * 768
+    assert weights.share_of_experts(1) == pytest.approx(8 / 128)
+    assert weights.share_of_experts(2) == pytest.approx(1 - (120 / 128) ** 2)
+    assert weights.target_read(10_000) == pytest.approx(weights.dense + weights.head + weights.experts)
+
+
+def test_windowed_keys_are_read_up_to_the_window():
+    config = engine_config(Settings(device="cuda"), SHAPES_FOLDER / "inkling_8b", Drafting())
+    token = 2 * 4 * 128 * 2
+    assert kv_read(plan_engine_memory(config).specs, "target", 1216) == token * (3 * 1216 + 19 * 512)
+
+
+def test_the_floor_is_the_longer_of_reading_and_computing():
+    ceilings = Ceilings(bytes_per_s=4e12, operations_per_s=800e12)
+    assert ceilings.floor_s(4e12, 0) == 1.0
+    assert ceilings.floor_s(1e9, 800e12) == 1.0
+
+
+def step(number: int, end_s: float, num_prefill: int = 0, num_decode: int = 2) -> EngineStep:
+    return EngineStep(number, 0.0, end_s, num_prefill, num_decode, 2, 0.0, 0.5, 0.2, 0.1, 0, 0, 0)
+
+
+def test_steps_with_prompts_or_without_the_whole_batch_are_left_out():
+    run = BatchRun(1.0, (None, None), (step(0, 1, 9), step(1, 2), step(2, 3), step(3, 4, 0, 1)))  # type: ignore[arg-type]
+    assert [one.engine_step for one in run.decode_steps] == [1, 2]
+
+
+def test_the_gap_is_what_no_part_accounts_for():
+    values = {"batch": 1, "step_s": 9.0, "spread": 0.0, "token_per_s": 1.0, "prefill_s": 1.0, "schedule_s": 0.0}
+    time = StepTime(**values, interval_s=1.0, target_s=0.5, verify_s=0.2, draft_s=0.1, drafts_a_step=0.0)
+    assert time.gap_share == pytest.approx(0.2)
+    unknown = StepTime(**values, interval_s=1.0, target_s=None, verify_s=None, draft_s=None, drafts_a_step=0.0)
+    assert unknown.gap_share is None
+
+
+def test_verdicts_and_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    met, missed = Verdict("low", 1.0, 1.1), Verdict("high", 1.0, 1.1, is_least=True)
+    unmeasured = Verdict("unknown", None, 1.0)
+    assert [verdict.is_met for verdict in (met, missed, unmeasured)] == [True, False, False]
+    assert conclude([met], None) == 0
+    assert conclude([met, missed, unmeasured], tmp_path / "goals.json") == 1
+    assert "1 met, 2 missed" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "goals.json").read_text())
+    assert [row["is_met"] for row in rows] == [True, False, False]
+
+
+def test_engine_fields_from_the_command_line():
+    assert engine_fields(["pipeline_depth=1", "cuda_graphs=off"]) == {"pipeline_depth": 1, "cuda_graphs": "off"}
+
+
+def test_tiny_shapes_keep_their_family_and_modules(tmp_path: Path):
+    for name in ("mimo_7b", "inkling_8b"):
+        tiny, real = open_shape(shape_folder(name, tmp_path)), open_shape(shape_folder(name, None))
+        assert tiny.config["architectures"] == real.config["architectures"]
+        small, large = (shape_bytes(one, *expert_counts(one)) for one in (tiny, real))
+        assert len(small.modules) == len(large.modules)
+        assert small.target_read(1) < 1e7
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_sections_run_on_tiny_shapes(section: str, capsys: pytest.CaptureFixture[str]):
+    """A CPU meets few goals; what counts is that every figure is there."""
+    main(["--small", "--device", "cpu", "--runs", "1", "--only", section])
+    printed = capsys.readouterr().out
+    assert "failed:" not in printed
+    assert printed.count("\n") > 5

@@ -1,0 +1,240 @@
+"""An engine on a shape, and a batch run through it: step time, its parts, tokens a second.
+
+Belongs here: building engines, running batches, medians. Does not belong here: what to compare a figure with.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from specbench.engine.config import EngineConfig
+from specbench.engine.llm_engine import LLMEngine
+from specbench.generate import GenerateRequest, GenerateResult, SamplingParams
+from specbench.records import EngineStep
+
+#: Invented, with the decay that real drafters show; the peers' figures were taken with the same.
+ACCEPTANCE_RATES = (0.8, 0.62, 0.48, 0.37, 0.29, 0.23, 0.18, 0.14)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How everything is run."""
+
+    device: torch.device
+    num_prompt: int = 1024
+    #: Output tokens of the shorter and of the longer run.
+    num_outputs: tuple[int, int] = (128, 256)
+    num_runs: int = 3
+    batch_sizes: tuple[int, ...] = (1, 16, 64)
+    #: Where tiny shapes and recorded drafts are written.
+    scratch: Path = Path()
+    is_small: bool = False
+    #: EngineConfig fields that a call on the command line sets.
+    engine: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def mean_context(self) -> int:
+        """Tokens before a row, over the steps that only the longer run has."""
+        return self.num_prompt + sum(self.num_outputs) // 2
+
+    @property
+    def max_model_len(self) -> int:
+        return self.num_prompt + self.num_outputs[1] + 64
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """Who drafts how much, and how much of it is accepted."""
+
+    proposer: str = "none"
+    num_drafts: int = 0
+    #: Chance that drafts 0 .. i are all accepted.
+    rates: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRun:
+    """One batch, from the first request to the last token."""
+
+    seconds: float
+    results: tuple[GenerateResult, ...]
+    steps: tuple[EngineStep, ...]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(len(result.output_token_ids) for result in self.results)
+
+    @property
+    def decode_steps(self) -> tuple[EngineStep, ...]:
+        """Those of the whole batch without any prompt."""
+        return tuple(s for s in self.steps if not s.num_prefill_tokens and s.num_decode_requests == len(self.results))
+
+    @property
+    def acceptance_length(self) -> float:
+        rows = [step for result in self.results for step in result.verify_steps]
+        drafted = [row for row in rows if row.num_drafted]
+        return 1 + sum(row.num_accepted for row in drafted) / max(1, len(drafted))
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """A batch's step in seconds: the median of the runs, and what the engine's own events say."""
+
+    batch: int
+    step_s: float
+    spread: float
+    #: Of the longer runs, prompts included.
+    token_per_s: float
+    prefill_s: float
+    #: Means over steps of the last run, from end to end and of the parts; None where the engine does not measure them.
+    interval_s: float | None
+    target_s: float | None
+    verify_s: float | None
+    draft_s: float | None
+    schedule_s: float
+    drafts_a_step: float
+
+    @property
+    def work_s(self) -> float | None:
+        """What the device was busy with, by events."""
+        parts = (self.target_s, self.verify_s, self.draft_s)
+        return None if self.target_s is None else sum(part or 0.0 for part in parts)
+
+    @property
+    def gap_share(self) -> float | None:
+        """Share of a step in which neither target nor verification nor drafting ran."""
+        if self.work_s is None or self.interval_s is None:
+            return None
+        return 1 - self.work_s / self.interval_s
+
+
+@contextmanager
+def engine_for(settings: Settings, folder: Path, drafting: Drafting, **changes: object) -> Iterator[LLMEngine]:
+    """An engine with random weights, warm; everything it holds is given back at the end."""
+    engine = LLMEngine(engine_config(settings, folder, drafting, **changes))
+    for batch in (1, max(settings.batch_sizes)):
+        run_batch(engine, settings, batch, num_output=8, seed=99)
+    try:
+        yield engine
+    finally:
+        del engine
+        gc.collect()
+        if settings.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def engine_config(settings: Settings, folder: Path, drafting: Drafting, **changes: object) -> EngineConfig:
+    values: dict = {
+        "checkpoint": str(folder),
+        "load": "random",
+        "dtype": "bfloat16",
+        "device": str(settings.device),
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": max(settings.batch_sizes),
+        "max_num_batched_tokens": 8192,
+        "block_size": 16,
+        "num_blocks": None,
+        "num_speculative_tokens": drafting.num_drafts,
+        "proposer": drafting.proposer,
+    }
+    if drafting.num_drafts:
+        rates = drafting.rates or (0.0,) * drafting.num_drafts
+        values |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+    if drafting.proposer == "stub":
+        values |= {"drafts": str(write_drafts(settings)), "accepted_counts": (0,)}
+    return EngineConfig(**(values | settings.engine | changes))
+
+
+def prompt_ids(settings: Settings, index: int, seed: int) -> tuple[int, ...]:
+    """Random ids that every shape's vocabulary has."""
+    generator = torch.Generator().manual_seed(1000 * seed + index)
+    return tuple(torch.randint(2, 500, (settings.num_prompt,), generator=generator).tolist())
+
+
+def write_drafts(settings: Settings) -> Path:
+    """Recorded texts for the proposer that takes its drafts from a file, so that every step has all its drafts."""
+    file = settings.scratch / "drafts.jsonl"
+    output = [(7 * index) % 490 + 2 for index in range(settings.num_outputs[1] + 64)]
+    seeds = [*range(settings.num_runs), 99]
+    with file.open("w", encoding="utf-8") as stream:
+        for seed in seeds:
+            for index in range(max(settings.batch_sizes)):
+                row = {"prompt_token_ids": prompt_ids(settings, index, seed), "output_token_ids": output}
+                stream.write(json.dumps(row) + "\n")
+    return file
+
+
+def run_batch(engine: LLMEngine, settings: Settings, batch: int, num_output: int, seed: int) -> BatchRun:
+    """All requests at once, to their full length."""
+    requests = [
+        GenerateRequest(
+            str(index),
+            str(index),
+            SamplingParams(num_output, ignore_eos=True),
+            prompt_token_ids=prompt_ids(settings, index, seed),
+        )
+        for index in range(batch)
+    ]
+    gc.collect()
+    synchronize(settings.device)
+    start_s = time.perf_counter()
+    for request in requests:
+        engine.add_request(request, engine.clock())
+    results: list[GenerateResult] = []
+    steps: list[EngineStep] = []
+    while engine.has_requests:
+        finished, step = engine.step()
+        results += finished
+        if step is not None:
+            steps.append(step)
+    synchronize(settings.device)
+    return BatchRun(time.perf_counter() - start_s, tuple(results), tuple(steps))
+
+
+def measure_step(engine: LLMEngine, settings: Settings, batch: int) -> StepTime:
+    """By the rules: (T256 - T128) / 128, the median of the runs. One token a step is taken for granted."""
+    short, long = settings.num_outputs
+    seconds, rates = [], []
+    for seed in range(settings.num_runs):
+        first = run_batch(engine, settings, batch, short, seed)
+        last = run_batch(engine, settings, batch, long, seed)
+        seconds.append((last.seconds - first.seconds) / (long - short))
+        rates.append(last.num_output_tokens / last.seconds)
+    middle = statistics.median(seconds)
+    return StepTime(
+        batch=batch,
+        step_s=middle,
+        spread=(max(seconds) - min(seconds)) / middle,
+        token_per_s=statistics.median(rates),
+        prefill_s=max(r.record.first_token_s - r.record.arrival_s for r in last.results),
+        interval_s=_interval_s(last.decode_steps),
+        target_s=_mean([step.target_s for step in last.decode_steps]),
+        verify_s=_mean([step.verify_s for step in last.decode_steps]),
+        draft_s=_mean([step.draft_s for step in last.decode_steps]),
+        schedule_s=_mean([step.schedule_s for step in last.decode_steps]) or 0.0,
+        drafts_a_step=_mean([row.num_drafted for result in last.results for row in result.verify_steps]) or 0.0,
+    )
+
+
+def _interval_s(steps: tuple[EngineStep, ...]) -> float | None:
+    """Mean time from the end of a step to the end of the next."""
+    return (steps[-1].end_s - steps[0].end_s) / (len(steps) - 1) if len(steps) > 1 else None
+
+
+def _mean(values: list) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,92 @@
+"""The command line of the benchmark."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from .cases import Settings
+from .ceilings import measure_ceilings
+from .goals import Verdict
+from .profile import profile_steps
+from .sections import SECTIONS, Bench, run_sections
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tools/bench_gpu.py", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="sections to run")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--small", action="store_true", help="tiny shapes and texts: a trial without a GPU")
+    parser.add_argument("--runs", type=int, default=3, help="of which the median counts")
+    parser.add_argument("--outputs", type=int, nargs=2, default=(128, 256), metavar=("SHORT", "LONG"))
+    parser.add_argument("--batches", type=int, nargs="+", default=(1, 16, 64))
+    parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of EngineConfig")
+    parser.add_argument("--profile", metavar="SHAPE[:PROPOSER:K]", help="profile steps of this shape and stop")
+    parser.add_argument("--json", type=Path, help="write the verdicts there, too")
+    return parser.parse_args(arguments)
+
+
+def engine_fields(texts: list[str]) -> dict[str, object]:
+    """FIELD=VALUE, a value as JSON where it is that, else as text."""
+    fields: dict[str, object] = {}
+    for text in texts:
+        key, _, value = text.partition("=")
+        try:
+            fields[key] = json.loads(value)
+        except ValueError:
+            fields[key] = value
+    return fields
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    device = torch.device(options.device)
+    with tempfile.TemporaryDirectory() as scratch:
+        settings = Settings(
+            device=device,
+            num_prompt=24 if options.small else 1024,
+            num_outputs=(8, 16) if options.small else tuple(options.outputs),
+            num_runs=options.runs,
+            batch_sizes=(1, 2) if options.small else tuple(options.batches),
+            scratch=Path(scratch),
+            is_small=options.small,
+            engine=engine_fields(options.engine),
+        )
+        ceilings = measure_ceilings(device, options.small)
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        print(
+            f"{name}: copy {ceilings.bytes_per_s / 1e12:.2f} TB/s, bf16 product "
+            f"{ceilings.operations_per_s / 1e12:.0f} TFLOP/s; torch {torch.__version__}",
+            flush=True,
+        )
+        bench = Bench(settings, ceilings)
+        if options.profile:
+            profile_steps(bench, options.profile)
+            return 0
+        verdicts = run_sections(bench, options.only)
+    return conclude(verdicts, options.json)
+
+
+def conclude(verdicts: list[Verdict], file: Path | None) -> int:
+    """Print goals with met or missed; 1 when one is missed."""
+    print("\n== goals")
+    for verdict in verdicts:
+        print(verdict.line())
+    if file is not None:
+        rows = [
+            {"goal": v.goal, "measured": v.measured, "bound": v.bound, "is_least": v.is_least, "is_met": v.is_met}
+            for v in verdicts
+        ]
+        file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    num_missed = sum(not verdict.is_met for verdict in verdicts)
+    print(f"{len(verdicts) - num_missed} met, {num_missed} missed")
+    return 1 if num_missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,257 @@
+"""The sections of the benchmark: each measures its cases, prints a table and returns verdicts.
+
+Belongs here: which cases, which floor, which goal. Does not belong here: how a case is timed (cases.py).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from specbench.engine.llm_engine import LLMEngine
+
+from . import goals, published
+from .cases import ACCEPTANCE_RATES, Drafting, Settings, StepTime, engine_for, measure_step, run_batch
+from .ceilings import Ceilings
+from .floors import ShapeBytes, kv_read, shape_bytes
+from .goals import Verdict
+from .shapes import expert_counts, open_shape, shape_folder
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What every section works with."""
+
+    settings: Settings
+    ceilings: Ceilings
+
+    def folder(self, shape: str) -> Path:
+        return shape_folder(shape, self.settings.scratch if self.settings.is_small else None)
+
+    def published(self, table: Mapping[Key, dict[int, float]], key: Key) -> dict[int, float]:
+        """Batch -> another engine's figure; nothing where the shapes are tiny."""
+        return {} if self.settings.is_small else table.get(key, {})
+
+    def bytes_of(self, shape: str) -> ShapeBytes:
+        checkpoint = open_shape(self.folder(shape))
+        return shape_bytes(checkpoint, *expert_counts(checkpoint))
+
+    def step_floor_s(self, shape: str, engine: LLMEngine, batch: int, num_rows: int, num_drafts: int) -> float:
+        """A step of `num_rows` rows a request, and of as many drafts."""
+        weights, context = self.bytes_of(shape), self.settings.mean_context
+        specs = engine.memory.specs
+        target = self.ceilings.floor_s(
+            weights.target_read(batch * num_rows) + batch * kv_read(specs, "target", context),
+            weights.target_operations(batch * num_rows),
+        )
+        return target + self.draft_floor_s(shape, engine, batch, num_drafts)
+
+    def draft_floor_s(self, shape: str, engine: LLMEngine, batch: int, num_drafts: int) -> float:
+        """Drafts of MTP modules; other drafts are taken to cost nothing."""
+        weights = self.bytes_of(shape)
+        if not num_drafts or not weights.modules:
+            return 0.0
+        passes = num_drafts if len(weights.modules) == 1 else 1  # several modules are one pass over their caches
+        kv_bytes = batch * passes * kv_read(engine.memory.specs, "draft", self.settings.mean_context)
+        return self.ceilings.floor_s(weights.draft_read(num_drafts) + kv_bytes, 0)
+
+
+HEADER = (
+    f"{'case':<30}{'batch':>6}{'step ms':>9}{'spread':>8}{'floor':>8}{'ratio':>7}{'target':>8}{'verify':>8}{'draft':>8}"
+    f"{'gap':>7}{'tok/s':>9}{'drafts':>7}  published"
+)
+
+
+def print_step(case: str, time: StepTime, floor_s: float, peer: str = "") -> None:
+    def ms(value: float | None) -> str:
+        return "n/a" if value is None else f"{1e3 * value:.3f}"
+
+    gap = "n/a" if time.gap_share is None else f"{time.gap_share:.1%}"
+    print(
+        f"{case:<30}{time.batch:>6}{ms(time.step_s):>9}{time.spread:>8.1%}{ms(floor_s):>8}{time.step_s / floor_s:>7.2f}"
+        f"{ms(time.target_s):>8}{ms(time.verify_s):>8}{ms(time.draft_s):>8}{gap:>7}{time.token_per_s:>9.0f}"
+        f"{time.drafts_a_step:>7.2f}  {peer}",
+        flush=True,
+    )
+
+
+def _peer(table: dict[int, float], batch: int) -> str:
+    return f"vLLM {table[batch]:.2f} ms" if batch in table else ""
+
+
+def decode(bench: Bench) -> list[Verdict]:
+    """Plain decoding of dense, mixture and Inkling shapes."""
+    verdicts = []
+    for shape in ("qwen3_8b", "mimo_7b", "qwen3_30b_a3b", "inkling_8b"):
+        peer = bench.published(published.VLLM_STEP_MS, (shape, 0))
+        with engine_for(bench.settings, bench.folder(shape), Drafting()) as engine:
+            for batch in bench.settings.batch_sizes:
+                time = measure_step(engine, bench.settings, batch)
+                floor_s = bench.step_floor_s(shape, engine, batch, 1, 0)
+                print_step(shape, time, floor_s, _peer(peer, batch))
+                if shape == "qwen3_8b" and batch in goals.DECODE_RATIO:
+                    name = f"decode {shape} batch {batch}: step over floor"
+                    verdicts.append(Verdict(name, time.step_s / floor_s, goals.DECODE_RATIO[batch]))
+                if batch in peer:
+                    name = f"decode {shape} batch {batch}: ms against vLLM's"
+                    verdicts.append(Verdict(name, 1e3 * time.step_s, peer[batch]))
+    return verdicts
+
+
+def verify(bench: Bench) -> list[Verdict]:
+    """Verification of k + 1 rows whose drafts cost nothing, against plain decoding of the same run."""
+    shape, verdicts, single = "qwen3_8b", [], {}
+    for num_drafts in (0, 1, 4, goals.VERIFY_DRAFTS):
+        drafting = Drafting("stub", num_drafts) if num_drafts else Drafting()
+        with engine_for(bench.settings, bench.folder(shape), drafting) as engine:
+            for batch in bench.settings.batch_sizes:
+                time = measure_step(engine, bench.settings, batch)
+                floor_s = bench.step_floor_s(shape, engine, batch, num_drafts + 1, 0)
+                print_step(f"{shape} {num_drafts + 1} rows", time, floor_s)
+                if not num_drafts:
+                    single[batch] = time.step_s
+                elif num_drafts == goals.VERIFY_DRAFTS and batch in goals.VERIFY_RATIO:
+                    name = f"verify {shape} k = {num_drafts} batch {batch}: step over the step of one row"
+                    verdicts.append(Verdict(name, time.step_s / single[batch], goals.VERIFY_RATIO[batch]))
+    return verdicts
+
+
+def draft_single(bench: Bench) -> list[Verdict]:
+    """One MTP module that runs again, on the shape of MiMo-7B."""
+    shape, verdicts, steps = "mimo_7b", [], {}
+    for num_drafts in (1, 4):
+        peer = bench.published(published.VLLM_STEP_MS, (shape, num_drafts))
+        with engine_for(bench.settings, bench.folder(shape), Drafting("mtp_single", num_drafts)) as engine:
+            for batch in bench.settings.batch_sizes:
+                time = measure_step(engine, bench.settings, batch)
+                steps[num_drafts, batch] = time.step_s
+                floor_s = bench.step_floor_s(shape, engine, batch, num_drafts + 1, num_drafts)
+                print_step(f"{shape} k={num_drafts} again", time, floor_s, _peer(peer, batch))
+                if num_drafts == 4:
+                    name = f"draft {shape} k = 4 batch {batch}: ms against vLLM's"
+                    verdicts += [Verdict(name, 1e3 * time.step_s, peer[batch])] if batch in peer else []
+                    further_s = (steps[4, batch] - steps[1, batch]) / 3
+                    draft_floor_s = bench.draft_floor_s(shape, engine, batch, 1)
+                    if batch == 1:  # with more requests the rows that are verified cost more, too
+                        name = f"draft {shape} batch {batch}: each further draft over its floor"
+                        verdicts.append(Verdict(name, further_s / draft_floor_s, goals.FURTHER_DRAFT_RATIO))
+                    verdicts += _gap_verdict(f"draft {shape} k = 4 batch {batch}", time)
+    return verdicts
+
+
+def draft_multi(bench: Bench) -> list[Verdict]:
+    """Eight modules in one pass, on an Inkling shape."""
+    shape, num_drafts, verdicts = "inkling_8b", 8, []
+    with engine_for(bench.settings, bench.folder(shape), Drafting("mtp_multi", num_drafts)) as engine:
+        for batch in bench.settings.batch_sizes:
+            time = measure_step(engine, bench.settings, batch)
+            print_step(
+                f"{shape} {num_drafts} modules",
+                time,
+                bench.step_floor_s(shape, engine, batch, num_drafts + 1, num_drafts),
+            )
+            draft_floor_s = bench.draft_floor_s(shape, engine, batch, num_drafts)
+            print(f"    draft alone: floor {1e3 * draft_floor_s:.3f} ms")
+            if batch in goals.DRAFT_BATCHES:
+                ratio = None if time.draft_s is None else time.draft_s / draft_floor_s
+                name = f"draft {shape} {num_drafts} modules batch {batch}: over its floor"
+                verdicts.append(Verdict(name, ratio, goals.DRAFT_RATIO))
+                verdicts += _gap_verdict(f"draft {shape} {num_drafts} modules batch {batch}", time)
+    return verdicts
+
+
+def _gap_verdict(case: str, time: StepTime) -> list[Verdict]:
+    return [Verdict(f"{case}: share of a step with nothing running", time.gap_share, goals.GAP_SHARE)]
+
+
+def ngram(bench: Bench) -> list[Verdict]:
+    """Look-up in the text so far, against drafts that cost nothing; how many drafts it found is printed."""
+    shape, num_drafts, verdicts, free = "qwen3_8b", 4, [], {}
+    for proposer in ("stub", "ngram"):
+        changes = {"ngram_min": 1} if proposer == "ngram" else {}
+        drafting = Drafting(proposer, num_drafts)
+        with engine_for(bench.settings, bench.folder(shape), drafting, **changes) as engine:
+            for batch in bench.settings.batch_sizes:
+                time = measure_step(engine, bench.settings, batch)
+                floor_s = bench.step_floor_s(shape, engine, batch, num_drafts + 1, 0)
+                peer = bench.published(published.VLLM_NGRAM_STEP_MS, num_drafts) if proposer == "ngram" else {}
+                print_step(f"{shape} k={num_drafts} {proposer}", time, floor_s, _peer(peer, batch))
+                if proposer == "stub":
+                    free[batch] = time.step_s
+                else:
+                    name = f"ngram {shape} k = {num_drafts} batch {batch}: step over one with free drafts"
+                    verdicts.append(Verdict(name, time.step_s / free[batch], goals.NGRAM_RATIO))
+    return verdicts
+
+
+def end_to_end(bench: Bench) -> list[Verdict]:
+    """Output tokens a second at the synthetic rates, against what the measured parts allow."""
+    verdicts = []
+    print(f"{'case':<30}{'batch':>6}{'length':>8}{'tok/s':>9}{'decode':>9}{'allowed':>9}{'share':>7}  published")
+    for shape, proposer, num_drafts in (("mimo_7b", "mtp_single", 4), ("inkling_8b", "mtp_multi", 8)):
+        drafting = Drafting(proposer, num_drafts, ACCEPTANCE_RATES[:num_drafts])
+        peer = bench.published(published.VLLM_TOKEN_PER_S, (shape, num_drafts))
+        with engine_for(bench.settings, bench.folder(shape), drafting) as engine:
+            for batch in bench.settings.batch_sizes:
+                verdicts.append(_tokens_a_second(bench, engine, f"{shape} k={num_drafts}", batch, peer))
+    return verdicts
+
+
+def _tokens_a_second(bench: Bench, engine: LLMEngine, case: str, batch: int, peer: dict[int, float]) -> Verdict:
+    """Of the steps in which the whole batch decodes: what they emitted over what they took."""
+    run = run_batch(engine, bench.settings, batch, bench.settings.num_outputs[1], seed=0)
+    steps = run.decode_steps[1:]
+    if not steps:
+        raise ValueError(f"{case}, batch {batch}: no two steps had the whole batch; ask for more output tokens")
+    duration_s = steps[-1].end_s - run.decode_steps[0].end_s
+    emitted: dict[int, int] = {}
+    for result in run.results:
+        for row in result.verify_steps:
+            emitted[row.engine_step] = emitted.get(row.engine_step, 0) + row.num_accepted + 1
+    reached = sum(emitted.get(step.engine_step, 0) for step in steps) / duration_s
+    parts = [(step.target_s, step.verify_s, step.draft_s) for step in steps]
+    is_timed = all(part is not None for step in parts for part in step)
+    allowed = share = None
+    if is_timed:
+        work_s = sum(sum(part) for part in parts) / len(parts)  # type: ignore[arg-type]
+        allowed = batch * run.acceptance_length / work_s
+        share = reached / allowed
+    texts = ("n/a", "n/a") if allowed is None or share is None else (f"{allowed:.0f}", f"{share:.3f}")
+    published_text = f"vLLM {peer[batch]:.0f} tok/s" if batch in peer else ""
+    print(
+        f"{case:<30}{batch:>6}{run.acceptance_length:>8.2f}{run.num_output_tokens / run.seconds:>9.0f}{reached:>9.0f}"
+        f"{texts[0]:>9}{texts[1]:>7}  {published_text}",
+        flush=True,
+    )
+    return Verdict(f"end to end {case} batch {batch}: tok/s over allowed", share, goals.END_TO_END_SHARE, is_least=True)
+
+
+#: Name -> section, in the order in which they run.
+SECTIONS: dict[str, Callable[[Bench], list[Verdict]]] = {
+    "decode": decode,
+    "verify": verify,
+    "draft_single": draft_single,
+    "draft_multi": draft_multi,
+    "ngram": ngram,
+    "end_to_end": end_to_end,
+}
+
+
+def run_sections(bench: Bench, names: Sequence[str]) -> list[Verdict]:
+    """Those of SECTIONS, each with its time; what fails is said, and the others run."""
+    verdicts: list[Verdict] = []
+    for name in names:
+        start_s = time.perf_counter()
+        print(f"\n== {name}: {(SECTIONS[name].__doc__ or '').splitlines()[0]}\n{HEADER}", flush=True)
+        try:
+            verdicts += SECTIONS[name](bench)
+        except Exception as error:  # a section must not take the others' figures with it
+            print(f"section {name} failed: {type(error).__name__}: {error}", flush=True)
+            verdicts.append(Verdict(f"{name}: the section runs", None, 1.0))
+        print(f"   ({time.perf_counter() - start_s:.0f} s)", flush=True)
+    return verdicts
