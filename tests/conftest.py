@@ -1,13 +1,18 @@
-"""One torch thread for every test, and the data that may lie beside the repository."""
+"""One torch thread for every test, Triton's interpreter where there is no GPU, and the data that may lie beside the repository."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+if not torch.cuda.is_available():
+    # Read where kernels are defined: without a GPU they run in Triton's interpreter.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")
