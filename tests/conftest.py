@@ -1,4 +1,5 @@
-"""One torch thread for every test, Triton's interpreter where there is no GPU, and the data that may lie beside the repository."""
+"""For every test: one torch thread, Triton's interpreter where there is no GPU, data that may lie beside the
+repository."""
 
 from __future__ import annotations
 

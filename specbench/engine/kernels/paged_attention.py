@@ -9,8 +9,11 @@ score(row, key) = (query . key * scale + relative(row) . profiles[distance]) * l
 to the row's own position and within the window; the relative term exists within the profiles' extent.
 """
 
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -460,7 +463,7 @@ def paged_attention_reference(
     output = torch.zeros_like(query)
     starts = batch.query_start_loc.tolist()
     group = query.shape[1] // kv_cache.shape[2]
-    for request, (start, stop) in enumerate(zip(starts, starts[1:], strict=False)):
+    for request, (start, stop) in enumerate(itertools.pairwise(starts)):
         live = stop - start if batch.num_live is None else min(int(batch.num_live[request]), stop - start)
         first = int(batch.first_position[request])
         if live <= 0:
