@@ -20,6 +20,8 @@ from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.generation_config import sampling_defaults
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.memory import MemoryPlan, memory_text
+from specbench.engine.layers.attention_backends.choose import choose_backend
+from specbench.engine.models.model_config import ModelConfig
 from specbench.engine.models.registry import check_checkpoint, load_model_config, num_parameters, open_checkpoint
 from specbench.engine.sampling.parameters import check_parameters
 from specbench.errors import UserError
@@ -121,6 +123,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
         )
     check_checkpoint(checkpoint, model_config, num_modules=_num_modules_used(config.spec))
     config, draft_choice = _choose_draft(config)
+    config, backend = _choose_attention(config, model_config, draft_choice)
     if config.spec.drafts is not None:
         check_drafts(config.spec.drafts, lambda: checkpoint_sha256(checkpoint))
     task = load_task(
@@ -156,7 +159,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
         )
     plan = Plan(
         config,
-        resolved.differences,
+        (*resolved.differences, *backend),
         choice,
         checkpoint,
         model_config.num_modules,
@@ -320,6 +323,19 @@ def _choose_draft(config: RunConfig) -> tuple[RunConfig, ModelChoice | None]:
     return dataclasses.replace(config, spec=spec), choice
 
 
+def _choose_attention(
+    config: RunConfig, model_config: ModelConfig, draft_choice: ModelChoice | None
+) -> tuple[RunConfig, list[str]]:
+    """The configuration with the attention backend that runs, and what `auto` became, and why."""
+    asked, features = config.engine.attention_backend, set(model_config.attention_features)
+    if draft_choice is not None:
+        features |= load_model_config(open_checkpoint(draft_choice.path, config.model.load)).attention_features
+    choice = choose_backend(asked, config.engine.device, config.model.dtype, features)
+    engine = dataclasses.replace(config.engine, attention_backend=choice.name)
+    line = f"engine.attention_backend: {asked} -> {choice.name} ({choice.reason})"
+    return dataclasses.replace(config, engine=engine), [line] if asked == "auto" else []
+
+
 def _num_modules_used(spec: SpecConfig) -> int:
     """MTP modules of the checkpoint that a resolved configuration runs."""
     if spec.method != "mtp":
@@ -339,6 +355,7 @@ def make_engine_config(config: RunConfig, checkpoint: Path, memory_limit: int | 
         max_model_len=max_model_len,
         max_num_seqs=config.engine.max_num_seqs,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
+        attention_backend=config.engine.attention_backend,
         block_size=config.cache.block_size,
         num_blocks=config.cache.num_blocks,
         prefix_caching=config.cache.prefix_caching,

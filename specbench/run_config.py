@@ -122,6 +122,7 @@ class EngineGroup:
     max_num_seqs: Positive
     #: Token budget of one step.
     max_num_batched_tokens: Positive
+    attention_backend: Annotated[str, OneOf(("auto", "torch", "triton"))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,13 @@ VALUES: dict[str, Any] = {
         "faults": [],
     },
     "parallel": {"name": "tp1", "tensor_parallel_size": 1},
-    "engine": {"name": "embedded", "device": "auto", "max_num_seqs": 8, "max_num_batched_tokens": 64},
+    "engine": {
+        "name": "embedded",
+        "device": "auto",
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "attention_backend": "auto",
+    },
     "cache": {"name": "plain", "block_size": 16, "num_blocks": None, "prefix_caching": False, "memory_fraction": 0.5},
     "eval": {
         "name": "gsm8k",

@@ -73,5 +73,7 @@ class EngineConfig:
     memory_limit: int | None = None
     #: Share the blocks of equal prefixes between requests.
     prefix_caching: bool = False
+    #: A name in layers/attention_backends/choose.py.
+    attention_backend: str = "torch"
     #: Steps that may be outstanding when the next one is scheduled: 0 or 1.
     pipeline_depth: int = 0

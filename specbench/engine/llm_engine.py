@@ -20,6 +20,7 @@ from specbench.engine.config import EngineConfig
 from specbench.engine.execution.memory import MemoryPlan, memory_text, plan_memory
 from specbench.engine.execution.model_runner import ModelRunner
 from specbench.engine.execution.request_state import RequestState
+from specbench.engine.layers.attention_backends.choose import make_backend
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.models.model_config import ModelConfig
 from specbench.engine.models.registry import (
@@ -88,7 +89,9 @@ class LLMEngine:
         self.tokenizer = load_tokenizer(config.checkpoint, config.tokenizer, config.chat_template)
         on_progress("loading weights")
         device = torch.device(config.device)
-        self.model = build_model(checkpoint, self.model_config, _DTYPES[config.dtype], device)
+        self.model = build_model(
+            checkpoint, self.model_config, _DTYPES[config.dtype], device, make_backend(config.attention_backend)
+        )
         proposer = make_proposer(config, checkpoint)
         requirements = _NO_PROPOSER if proposer is None else proposer.requirements()
         _check_sampling(config)

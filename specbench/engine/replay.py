@@ -89,7 +89,11 @@ class _Replay:
         self.device = engine.model.device
         self.specs = engine.model.cache_groups()
         self.builder = AttentionMetadataBuilder(
-            self.specs, engine.config.block_size, engine.model.relative_extents, self.device
+            self.specs,
+            engine.config.block_size,
+            engine.model.relative_extents,
+            self.device,
+            engine.model.attention.needs_segments,
         )
         self.tokens = [result.prompt_token_ids + result.output_token_ids for result in results]
         self.num_prompt = [len(result.prompt_token_ids) for result in results]

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.layers.attention_backends.choose import make_backend
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.metadata import (
     AttentionMetadata,
@@ -20,9 +21,12 @@ from specbench.engine.models.registry import build_model, build_modules, load_mo
 from specbench.engine.models.target import MTPModules, TargetModel
 
 
-def load_target(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> InklingModel:
+def load_target(
+    folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu", attention: str = "torch"
+) -> InklingModel:
     checkpoint = Checkpoint.open(folder)
-    return build_model(checkpoint, load_model_config(checkpoint), dtype, torch.device(device))
+    model_config, backend = load_model_config(checkpoint), make_backend(attention)
+    return build_model(checkpoint, model_config, dtype, torch.device(device), backend)
 
 
 def load_modules(folder: Path, target: InklingModel, num_modules: int, faults: tuple[str, ...] = ()) -> MTPModules:
@@ -46,7 +50,9 @@ class PagedSequences:
         total = 1 + num_sequences * num_blocks
         dtype = {2: torch.bfloat16, 4: torch.float32}[groups[0].element_size]
         self.caches = {spec.name: CachePool(spec, total, block_size, dtype, torch.device(device)) for spec in groups}
-        self.builder = AttentionMetadataBuilder(groups, block_size, owner.relative_extents, torch.device(device))
+        self.builder = AttentionMetadataBuilder(
+            groups, block_size, owner.relative_extents, torch.device(device), owner.attention.needs_segments
+        )
         self.block_size = block_size
         self.device = device
         # [num_groups, num_sequences, 1 + num_blocks]

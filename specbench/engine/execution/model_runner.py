@@ -51,7 +51,11 @@ class ModelRunner:
         self.num_target_groups = len(model.cache_groups())
         self.state = RequestState.of(config, len(caches), model.vocab_size, model.device)
         self.metadata_builder = AttentionMetadataBuilder(
-            model.cache_groups(), config.block_size, model.relative_extents, model.device
+            model.cache_groups(),
+            config.block_size,
+            model.relative_extents,
+            model.device,
+            model.attention.needs_segments,
         )
         # [max_num_seqs, k, vocab] fp32; None where every draft is an argmax or comes without logits
         self.draft_probabilities = allocate_draft_probabilities(config, model.vocab_size)

@@ -29,6 +29,11 @@ class RelativeBias:
         self.offset[0] = MASKED
         self.offset[-1] = MASKED if is_masked_beyond else 0.0
 
+    @property
+    def profiles(self) -> Tensor:
+        """[extent, d_rel], by distance."""
+        return self.weight[1:-1]
+
 
 class VisibilityMask:
     """What is added to the scores of rows that see every key up to their own, or a window of them."""

@@ -95,6 +95,8 @@ class PagedRows:
     num_live: Tensor | None
     #: group name -> [num_reqs, num_columns] int32: the null block, then logical block j in column j + 1
     block_tables: Mapping[str, Tensor]
+    #: Tokens of a cache block.
+    block_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +248,7 @@ class AttentionMetadataBuilder:
             first_position=layout.first_position,
             num_live=layout.num_live,
             block_tables=dict(zip(self._names, tables.unbind(0), strict=True)),
+            block_size=self._block_size,
         )
 
     def _window_columns(self, group: str, window: int, num_rows: int) -> Tensor:

@@ -14,8 +14,8 @@ from torch import Tensor
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.weights import WeightReader
-from specbench.engine.kernels.attention import VisibilityMask
 from specbench.engine.layers.attention import RotaryAttention, by_group
+from specbench.engine.layers.attention_backends.backend import AttentionBackend, AttentionPass
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.embedding import Embedding, LogitsHead
 from specbench.engine.layers.huge_pages import use_huge_pages
@@ -38,8 +38,6 @@ from specbench.engine.models.target import TargetModel
 
 # group name -> pool
 Caches = Mapping[str, CachePool]
-# group name -> one mask a segment, [B, 1, Q * group, K]
-Masks = Mapping[str, Sequence[Tensor]]
 
 
 class DecoderLayer:
@@ -53,12 +51,14 @@ class DecoderLayer:
         experts: ExpertShape | None,
         group: CacheGroupSpec,
         cache_index: int,
+        *,
+        heads_by_group: bool,
     ) -> None:
         self._group = group.name
         self._cache_index = cache_index
         self._attention_norm = RMSNorm(weights.read(prefix + "input_layernorm.weight"), config.rms_norm_eps)
         self._mlp_norm = RMSNorm(weights.read(prefix + "post_attention_layernorm.weight"), config.rms_norm_eps)
-        self._attention = _read_attention(config, weights, prefix + "self_attn.", group.name)
+        self._attention = _read_attention(config, weights, prefix + "self_attn.", group, heads_by_group)
         self._mlp: GatedMLP | MixtureOfExperts
         if experts is None:
             self._mlp = GatedMLP(
@@ -72,11 +72,11 @@ class DecoderLayer:
         self.linears = (*self._attention.linears, *(self._mlp.linears if isinstance(self._mlp, GatedMLP) else ()))
 
     def __call__(
-        self, x: Tensor, metadata: AttentionMetadata, rotation: Rotation, masks: Masks, caches: Caches
+        self, x: Tensor, metadata: AttentionMetadata, attention: AttentionPass, rotation: Rotation, caches: Caches
     ) -> Tensor:
         # x: [T, hidden]
         (kv_cache,) = caches[self._group].layers[self._cache_index]
-        x = x + self._attention(self._attention_norm(x), metadata, rotation, masks[self._group], kv_cache)
+        x = x + self._attention(self._attention_norm(x), metadata, attention, rotation, kv_cache)
         return x + self._mlp(self._mlp_norm(x))
 
 
@@ -88,7 +88,9 @@ def _read_projections(
     return weight, weights.read_rows([f"{prefix}{name}.bias" for name in names]) if has_bias else None
 
 
-def _read_attention(config: DecoderConfig, weights: WeightReader, prefix: str, kv_group: str) -> RotaryAttention:
+def _read_attention(
+    config: DecoderConfig, weights: WeightReader, prefix: str, group: CacheGroupSpec, heads_by_group: bool
+) -> RotaryAttention:
     head_norm = None
     if config.has_head_norm:
         norms = (
@@ -98,7 +100,8 @@ def _read_attention(config: DecoderConfig, weights: WeightReader, prefix: str, k
         head_norm = RMSNorm(torch.cat(norms), config.rms_norm_eps)
     inputs, input_bias = _read_projections(weights, prefix, ("q_proj", "k_proj", "v_proj"), config.has_attention_bias)
     outputs, output_bias = _read_projections(weights, prefix, ("o_proj",), config.has_output_bias)
-    for of_queries in (inputs, outputs.T, *([] if input_bias is None else [input_bias])):
+    of_heads = (inputs, outputs.T, *([] if input_bias is None else [input_bias])) if heads_by_group else ()
+    for of_queries in of_heads:
         queries = of_queries[: config.query_width]
         queries.copy_(by_group(queries, config.num_kv_heads, config.head_dim))
     return RotaryAttention(
@@ -108,7 +111,8 @@ def _read_attention(config: DecoderConfig, weights: WeightReader, prefix: str, k
         input_projection=make_linear(inputs, input_bias),
         output_projection=make_linear(outputs, output_bias),
         head_norm=head_norm,
-        kv_group=kv_group,
+        window=group.window,
+        kv_group=group.name,
     )
 
 
@@ -126,27 +130,12 @@ def _read_experts(experts: ExpertShape, weights: WeightReader, prefix: str) -> M
     )
 
 
-class RowPositions:
-    """What a step's positions mean to every layer: how heads are turned, and which keys a row sees."""
-
-    def __init__(self, config: DecoderConfig, groups: Sequence[CacheGroupSpec], weights: WeightReader) -> None:
-        self._heads_a_key_head = config.num_heads // config.num_kv_heads
-        self._rotary = RotaryEmbedding(config.rotary, weights.dtype, weights.device)
-        self._visibility = {group.name: VisibilityMask(group.window, weights.dtype, weights.device) for group in groups}
-
-    def __call__(self, metadata: AttentionMetadata) -> tuple[Rotation, Masks]:
-        masks = {
-            name: [visibility(segment.keys[name].columns, self._heads_a_key_head) for segment in metadata.segments]
-            for name, visibility in self._visibility.items()
-        }
-        return self._rotary(metadata.positions), masks
-
-
 class DecoderModel:
     """The target: token ids to hidden states to logits."""
 
-    def __init__(self, config: DecoderConfig, weights: WeightReader) -> None:
+    def __init__(self, config: DecoderConfig, weights: WeightReader, attention: AttentionBackend) -> None:
         self.config = config
+        self.attention = attention
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
         self.dtype = weights.dtype
@@ -159,13 +148,20 @@ class DecoderModel:
         self._cache_groups = target_cache_groups(config, weights.dtype.itemsize)
         places = {name: (group, index) for group in self._cache_groups for index, name in enumerate(group.layers)}
         self._layers = [
-            DecoderLayer(config, weights, layer_prefix(layer), experts, *places[layer_prefix(layer)])
+            DecoderLayer(
+                config,
+                weights,
+                layer_prefix(layer),
+                experts,
+                *places[layer_prefix(layer)],
+                heads_by_group=attention.heads_by_group,
+            )
             for layer, experts in enumerate(config.experts)
         ]
         if weights.device.type == "cpu":
             linears = [head, *(linear for layer in self._layers for linear in layer.linears)]
             use_huge_pages(linear.address_range for linear in linears)
-        self._positions = RowPositions(config, self._cache_groups, weights)
+        self.rotary = RotaryEmbedding(config.rotary, weights.dtype, weights.device)
         #: attention group name -> distances that are told apart: those within the window, none where all are seen
         self.relative_extents = {group.name: group.window or 0 for group in self._cache_groups}
         #: A packed head holds the tied token table anew.
@@ -191,10 +187,11 @@ class DecoderModel:
     def forward(self, embeds: Tensor, metadata: AttentionMetadata, caches: Caches) -> TargetOutput:
         """All layers over the rows of one step. Writes the caches of the rows that are live."""
         # embeds: [T, hidden]
-        rotation, masks = self._positions(metadata)
+        rotation = self.rotary(metadata.positions)
+        attention = self.attention.start(metadata)
         x = embeds
         for layer in self._layers:
-            x = layer(x, metadata, rotation, masks, caches)
+            x = layer(x, metadata, attention, rotation, caches)
         return TargetOutput(hidden_states=self._final_norm(x), residual=x)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -202,6 +199,12 @@ class DecoderModel:
         return self._head(hidden)
 
 
-def load_model(checkpoint: Checkpoint, config: DecoderConfig, dtype: torch.dtype, device: torch.device) -> TargetModel:
+def load_model(
+    checkpoint: Checkpoint,
+    config: DecoderConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: AttentionBackend,
+) -> TargetModel:
     """The target of a checked checkpoint."""
-    return DecoderModel(config, WeightReader(checkpoint, dtype, device))
+    return DecoderModel(config, WeightReader(checkpoint, dtype, device), attention)

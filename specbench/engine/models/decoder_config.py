@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from specbench.engine.cache_group import CacheGroupSpec, StreamSpec
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, GENERATION_CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.checks import ExpectedTensors
+from specbench.engine.layers.attention_backends.choose import AttentionFeature
 from specbench.engine.layers.rotary_config import RotaryConfig
 from specbench.engine.models.config_section import eos_token_ids, top_section
 from specbench.engine.models.rotary_fields import max_model_len, parse_rotary
@@ -68,6 +69,10 @@ class DecoderConfig:
     @property
     def num_layers(self) -> int:
         return len(self.windowed_layers)
+
+    @property
+    def attention_features(self) -> frozenset[AttentionFeature]:
+        return frozenset({"window"} if any(self.windowed_layers) else ())
 
     @property
     def query_width(self) -> int:

@@ -17,6 +17,7 @@ from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.weights import WeightReader
 from specbench.engine.kernels.attention import RelativeBias
 from specbench.engine.layers.attention import RelativeAttention
+from specbench.engine.layers.attention_backends.backend import AttentionBackend, AttentionPass
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.embedding import Embedding, LogitsHead
 from specbench.engine.layers.linear import Linear
@@ -71,7 +72,7 @@ class InklingBlock:
         norm_eps = config.rms_norm_eps
         self._attention_norm = RMSNorm(weights.read(prefix + "attn_norm.weight"), norm_eps)
         self._mlp_norm = RMSNorm(weights.read(prefix + "mlp_norm.weight"), norm_eps)
-        self._attention = self._read_attention(config, weights, prefix, shape, kv_group.window is not None)
+        self._attention = self._read_attention(config, weights, prefix, shape, kv_group.window)
         self._attention_conv = ShortConv(weights.read(prefix + "attn_sconv.weight", torch.float32))
         self._mlp: GatedMLP | MixtureOfExperts
         # A dense MLP's global scale is folded into the fp32 convolution after it, which is linear.
@@ -85,7 +86,7 @@ class InklingBlock:
         self._mlp_conv = ShortConv(weights.read(prefix + "mlp_sconv.weight", torch.float32), scale)
 
     def _read_attention(
-        self, config: InklingConfig, weights: WeightReader, prefix: str, shape: AttentionShape, is_windowed: bool
+        self, config: InklingConfig, weights: WeightReader, prefix: str, shape: AttentionShape, window: int | None
     ) -> RelativeAttention:
         prefix += "attn."
         head_norm = torch.cat(
@@ -105,18 +106,26 @@ class InklingBlock:
             output_projection=weights.read(prefix + "wo_ud.weight"),
             kv_conv=ShortConv(kv_conv),
             head_norm=RMSNorm(head_norm, config.rms_norm_eps),
-            bias=RelativeBias(weights.read(prefix + "rel_logits_proj.proj"), is_masked_beyond=is_windowed),
+            bias=RelativeBias(weights.read(prefix + "rel_logits_proj.proj"), is_masked_beyond=window is not None),
+            window=window,
             kv_group=self.kv_group,
             conv_group=self._conv_group,
         )
 
-    def __call__(self, x: Tensor, metadata: AttentionMetadata, caches: Caches, log_scale: Tensor | None) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        metadata: AttentionMetadata,
+        attention: AttentionPass,
+        caches: Caches,
+        log_scale: Tensor | None,
+    ) -> Tensor:
         # x: [T, hidden]
         (kv_cache,) = caches[self.kv_group].layers[self._kv_index]
         kv_inputs, attention_outputs, mlp_outputs = caches[self._conv_group].layers[self._conv_index]
         slots = metadata.slot_mapping[self._conv_group]
         taps = metadata.tap_slots[self._conv_group]
-        attended = self._attention(self._attention_norm(x), metadata, kv_cache, kv_inputs, log_scale)
+        attended = self._attention(self._attention_norm(x), metadata, attention, kv_cache, kv_inputs, log_scale)
         x = x + self._attention_conv(attended, attention_outputs, slots, taps)
         return x + self._mlp_conv(self._mlp(self._mlp_norm(x)), mlp_outputs, slots, taps)
 
@@ -151,8 +160,9 @@ def _relative_extents(blocks: Sequence[InklingBlock]) -> dict[str, int]:
 class InklingModel:
     """The target: token ids to hidden states to logits."""
 
-    def __init__(self, config: InklingConfig, weights: WeightReader) -> None:
+    def __init__(self, config: InklingConfig, weights: WeightReader, attention: AttentionBackend) -> None:
         self.config = config
+        self.attention = attention
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
         self.dtype = weights.dtype
@@ -203,9 +213,10 @@ class InklingModel:
         """All layers over the rows of one step. Writes the caches of the rows that are live."""
         # embeds: [T, hidden]
         log_scale = self._log_scale(metadata)
+        attention = self.attention.start(metadata)
         residual = embeds
         for block, is_local in zip(self._blocks, self._is_local, strict=True):
-            residual = block(residual, metadata, caches, None if is_local else log_scale)
+            residual = block(residual, metadata, attention, caches, None if is_local else log_scale)
         return TargetOutput(hidden_states=self._final_norm(residual), residual=residual)
 
     def _log_scale(self, metadata: AttentionMetadata) -> Tensor | None:
@@ -242,11 +253,18 @@ class InklingModule:
             is_sparse=False,
         )
 
-    def __call__(self, token_embeds: Tensor, hidden: Tensor, metadata: AttentionMetadata, caches: Caches) -> Tensor:
+    def __call__(
+        self,
+        token_embeds: Tensor,
+        hidden: Tensor,
+        metadata: AttentionMetadata,
+        attention: AttentionPass,
+        caches: Caches,
+    ) -> Tensor:
         # token_embeds, hidden: [T, hidden]
         inputs = self._input_norm(torch.stack((hidden, token_embeds), 1)).flatten(1)
         # The scaling of scores by position is the target's alone.
-        return self.block(F.linear(inputs, self._input_projection), metadata, caches, None)
+        return self.block(F.linear(inputs, self._input_projection), metadata, attention, caches, None)
 
 
 class InklingMTPModules:
@@ -261,6 +279,7 @@ class InklingMTPModules:
         faults: tuple[str, ...],
     ) -> None:
         self.num_modules = num_modules
+        self.attention = target.attention
         self._target = target
         self._cache_groups = module_cache_groups(config, num_modules, weights.dtype.itemsize, faults)
         index = CacheIndex(self._cache_groups)
@@ -281,7 +300,8 @@ class InklingMTPModules:
     ) -> Tensor:
         """One module over the rows of a drafting pass: [T, hidden] -> [T, hidden], which feeds the head and the next
         module alike."""
-        output = self._modules[module](token_embeds, hidden, metadata, caches)
+        attention = self.attention.start(metadata)
+        output = self._modules[module](token_embeds, hidden, metadata, attention, caches)
         return output if self._chain_norm is None else self._chain_norm(output)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
@@ -289,9 +309,15 @@ class InklingMTPModules:
         return self._target.compute_logits(hidden)
 
 
-def load_model(checkpoint: Checkpoint, config: InklingConfig, dtype: torch.dtype, device: torch.device) -> InklingModel:
+def load_model(
+    checkpoint: Checkpoint,
+    config: InklingConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: AttentionBackend,
+) -> InklingModel:
     """The target of a checked checkpoint."""
-    return InklingModel(config, WeightReader(checkpoint, dtype, device))
+    return InklingModel(config, WeightReader(checkpoint, dtype, device), attention)
 
 
 def load_modules(

@@ -10,6 +10,7 @@ from typing import Any
 
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, GENERATION_CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.checks import ExpectedTensors
+from specbench.engine.layers.attention_backends.choose import AttentionFeature
 from specbench.engine.models.config_section import ConfigSection, eos_token_ids
 from specbench.errors import UserError
 
@@ -102,6 +103,10 @@ class InklingConfig:
     @property
     def num_modules(self) -> int:
         return len(self.local_modules)
+
+    @property
+    def attention_features(self) -> frozenset[AttentionFeature]:
+        return frozenset({"window", "relative_bias"})
 
     def attention(self, is_local: bool) -> AttentionShape:
         return self.local_attention if is_local else self.global_attention

@@ -15,7 +15,7 @@ from specbench.engine.checkpoints.weights import WeightReader
 from specbench.engine.layers.linear import make_linear
 from specbench.engine.layers.metadata import AttentionMetadata
 from specbench.engine.layers.norm import RMSNorm
-from specbench.engine.models.decoder import Caches, DecoderLayer, DecoderModel, RowPositions, load_model
+from specbench.engine.models.decoder import Caches, DecoderLayer, DecoderModel, load_model
 from specbench.engine.models.decoder_config import DecoderConfig
 from specbench.engine.models.mimo_config import module_cache_groups, module_prefix
 
@@ -25,21 +25,27 @@ __all__ = ["load_model", "load_modules"]
 class MiMoModule:
     """One MTP module: the previous hidden and a token's embedding to the next hidden, normed."""
 
-    def __init__(self, config: DecoderConfig, weights: WeightReader, group: CacheGroupSpec, module: int) -> None:
+    def __init__(
+        self, config: DecoderConfig, weights: WeightReader, target: DecoderModel, group: CacheGroupSpec, module: int
+    ) -> None:
         prefix = module_prefix(module)
         norms = torch.stack([weights.read(f"{prefix}{name}_layernorm.weight") for name in ("hidden", "token")])
         #: weight [2, hidden]: the previous hidden, then the embedding
         self._input_norm = RMSNorm(norms, config.rms_norm_eps)
         self._input_projection = make_linear(weights.read(prefix + "input_proj.weight"))
-        self._layer = DecoderLayer(config, weights, prefix, None, group, module)
+        self._attention = target.attention
+        self._rotary = target.rotary
+        self._layer = DecoderLayer(
+            config, weights, prefix, None, group, module, heads_by_group=target.attention.heads_by_group
+        )
         self._final_norm = RMSNorm(weights.read(prefix + "final_layernorm.weight"), config.rms_norm_eps)
-        self._positions = RowPositions(config, (group,), weights)
 
     def __call__(self, token_embeds: Tensor, hidden: Tensor, metadata: AttentionMetadata, caches: Caches) -> Tensor:
         # token_embeds, hidden: [T, hidden]
         inputs = self._input_norm(torch.stack((hidden, token_embeds), 1)).flatten(1)
         x = self._input_projection(inputs)
-        return self._final_norm(self._layer(x, metadata, *self._positions(metadata), caches))
+        attention, rotation = self._attention.start(metadata), self._rotary(metadata.positions)
+        return self._final_norm(self._layer(x, metadata, attention, rotation, caches))
 
 
 class MiMoModules:
@@ -47,10 +53,11 @@ class MiMoModules:
 
     def __init__(self, config: DecoderConfig, weights: WeightReader, target: DecoderModel, num_modules: int) -> None:
         self.num_modules = num_modules
+        self.attention = target.attention
         self._target = target
         self._cache_groups = module_cache_groups(config, num_modules, weights.dtype.itemsize, ())
         (group,) = self._cache_groups
-        self._modules = [MiMoModule(config, weights, group, module) for module in range(num_modules)]
+        self._modules = [MiMoModule(config, weights, target, group, module) for module in range(num_modules)]
         #: Nothing has a window.
         self.relative_extents = {group.name: 0}
         self.num_bytes = weights.num_bytes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from specbench.engine.layers.attention_backends.choose import AttentionFeature
+
 
 class ModelConfig(Protocol):
     """A family's config, seen from outside the family."""
@@ -30,6 +32,11 @@ class ModelConfig(Protocol):
     @property
     def is_tied(self) -> bool:
         """Whether the head is the token table."""
+        ...
+
+    @property
+    def attention_features(self) -> frozenset[AttentionFeature]:
+        """What an attention backend must be able to do."""
         ...
 
     @property

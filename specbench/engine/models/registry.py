@@ -27,6 +27,7 @@ from specbench.errors import UserError
 if TYPE_CHECKING:
     import torch
 
+    from specbench.engine.layers.attention_backends.backend import AttentionBackend
     from specbench.engine.models.target import MTPModules, TargetModel
 
 #: Bytes of one element, by EngineConfig.dtype.
@@ -119,11 +120,17 @@ def check_checkpoint(checkpoint: Checkpoint, config: ModelConfig, num_modules: i
     check_tensors(checkpoint, FAMILIES[config.architecture].expected_tensors(config, num_modules))
 
 
-def build_model(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> TargetModel:
+def build_model(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: AttentionBackend,
+) -> TargetModel:
     """The target, with its weights."""
     check_checkpoint(checkpoint, config, num_modules=0)
     implementation = importlib.import_module(FAMILIES[config.architecture].implementation)
-    model: TargetModel = implementation.load_model(checkpoint, config, dtype, device)
+    model: TargetModel = implementation.load_model(checkpoint, config, dtype, device, attention)
     return model
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from specbench.engine.cache_group import CacheGroupSpec
+from specbench.engine.layers.attention_backends.backend import AttentionBackend
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 
@@ -21,6 +22,7 @@ class TargetModel(Protocol):
     device: torch.device
     #: Attention group name -> distances that its relative bias covers.
     relative_extents: dict[str, int]
+    attention: AttentionBackend
 
     def cache_groups(self) -> tuple[CacheGroupSpec, ...]: ...
 
@@ -48,6 +50,7 @@ class MTPModules(Protocol):
 
     num_modules: int
     relative_extents: dict[str, int]
+    attention: AttentionBackend
 
     def cache_groups(self) -> tuple[CacheGroupSpec, ...]: ...
 

@@ -98,10 +98,14 @@ class DraftModel:
 
     def load(self, target: TargetModel) -> None:
         self.device = target.device
-        self.model = build_model(self.checkpoint, self.model_config, target.dtype, target.device)
+        self.model = build_model(self.checkpoint, self.model_config, target.dtype, target.device, target.attention)
         self.groups = self.model.cache_groups()
         self.metadata_builder = AttentionMetadataBuilder(
-            self.groups, self.config.block_size, self.model.relative_extents, target.device
+            self.groups,
+            self.config.block_size,
+            self.model.relative_extents,
+            target.device,
+            target.attention.needs_segments,
         )
 
     def propose(self, batch: DraftBatch) -> None:

@@ -22,7 +22,11 @@ class DraftModules:
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint, target: TargetModel, num_modules: int):
         self.modules: MTPModules = build_modules(checkpoint, target, num_modules, config.faults)
         self.metadata_builder = AttentionMetadataBuilder(
-            self.modules.cache_groups(), config.block_size, self.modules.relative_extents, target.device
+            self.modules.cache_groups(),
+            config.block_size,
+            self.modules.relative_extents,
+            target.device,
+            target.attention.needs_segments,
         )
         self._embed = target.embed_raw if "raw_embedding" in config.faults else target.embed
 

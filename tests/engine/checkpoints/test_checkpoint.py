@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.weights import WeightReader
+from specbench.engine.layers.attention_backends.choose import make_backend
 from specbench.engine.models.registry import build_model, check_checkpoint, load_model_config
 from specbench.errors import UserError
 from tests.engine.tiny_inkling import build_tiny_inkling
@@ -108,7 +109,9 @@ def test_a_weight_that_is_not_finite(folder: Path) -> None:
     change_tensors(folder, "model.safetensors", spoil)
     checkpoint = Checkpoint.open(folder)
     with pytest.raises(UserError, match=r"model\.safetensors: tensor model\.llm\.norm\.weight: .* not finite"):
-        build_model(checkpoint, load_model_config(checkpoint), torch.float32, torch.device("cpu"))
+        build_model(
+            checkpoint, load_model_config(checkpoint), torch.float32, torch.device("cpu"), make_backend("torch")
+        )
 
 
 def test_missing_tensor(folder: Path) -> None:

@@ -1,0 +1,99 @@
+"""Which attention backend runs: the table of them, with what each can do as data, and the choice among them. No torch.
+
+Belongs here: what must be known of a backend before anything is loaded. Does not belong here: what a backend does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from specbench.errors import UserError
+
+if TYPE_CHECKING:
+    from specbench.engine.layers.attention_backends.backend import AttentionBackend
+
+#: What a model may ask for beyond softmax over all keys up to a row's own. Sliding windows; a bias by distance and the
+#: scaling of scores that comes with it.
+AttentionFeature = Literal["window", "relative_bias"]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendLine:
+    """One backend."""
+
+    #: File of this folder and class in it, made without arguments.
+    implementation: str
+    features: frozenset[AttentionFeature]
+    dtypes: frozenset[str]
+    #: Kinds of devices.
+    devices: frozenset[str]
+    #: Package that must be installed beside torch.
+    package: str | None = None
+
+
+#: The order in which `auto` asks.
+BACKENDS = {
+    "triton": BackendLine(
+        "triton_backend.TritonAttention",
+        frozenset({"window", "relative_bias"}),
+        frozenset({"float32", "bfloat16"}),
+        frozenset({"cuda"}),
+        "triton",
+    ),
+    "torch": BackendLine(
+        "torch_backend.TorchAttention",
+        frozenset({"window", "relative_bias"}),
+        frozenset({"float32", "bfloat16"}),
+        frozenset({"cpu", "cuda"}),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """What runs, and why."""
+
+    name: str
+    reason: str
+
+
+def choose_backend(name: str, device: str, dtype: str, features: Iterable[AttentionFeature]) -> BackendChoice:
+    """The named backend, or for `auto` the first that can do it. UserError where the named one can't."""
+    wanted = frozenset(features)
+    refusals = {other: _refusal(other, device, dtype, wanted) for other in BACKENDS}
+    able = [other for other, refusal in refusals.items() if refusal is None]
+    if name == "auto":
+        passed_over = [f"{other} {refusal}" for other, refusal in refusals.items() if refusal is not None]
+        return BackendChoice(able[0], "; ".join(passed_over) or "the fastest here")
+    if refusals[name] is not None:
+        raise UserError(f"engine.attention_backend: {name} {refusals[name]}; say {' or '.join(able)}, or auto")
+    return BackendChoice(name, "as asked")
+
+
+def make_backend(name: str) -> AttentionBackend:
+    """A backend of the table."""
+    file, _, cls = BACKENDS[name].implementation.partition(".")
+    module = importlib.import_module(f"specbench.engine.layers.attention_backends.{file}")
+    backend: AttentionBackend = getattr(module, cls)()
+    return backend
+
+
+def _refusal(name: str, device: str, dtype: str, features: frozenset[AttentionFeature]) -> str | None:
+    """Why a backend can't run; None where it can."""
+    line = BACKENDS[name]
+    kind = device.partition(":")[0]
+    # Triton's interpreter runs on a CPU what is meant for a GPU, slowly: for tests.
+    is_interpreted = name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+    if kind not in line.devices and not is_interpreted:
+        return f"does not run on {kind}"
+    if line.package is not None and importlib.util.find_spec(line.package) is None:
+        return f"needs the package {line.package}, which is not installed"
+    if dtype not in line.dtypes:
+        return f"does not run in {dtype}"
+    missing = sorted(features - line.features)
+    return f"does not do {' and '.join(missing)}" if missing else None
