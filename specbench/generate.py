@@ -5,7 +5,7 @@ Belongs here: requests in, results out, and the contract between them. Does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -105,7 +105,7 @@ class GenerateResult:
     """A finished request: its record, its verify steps and its text. A failed one has `record.error` set."""
 
     record: RequestRecord
-    verify_steps: list[VerifyStep]
+    verify_steps: Sequence[VerifyStep]
     prompt_token_ids: list[int]
     output_token_ids: list[int]
     #: The answer channel, without stop token and stop string.

@@ -77,18 +77,17 @@ class Recorder:
 
     def finished(self, result: GenerateResult) -> None:
         """One finished request, failed ones included."""
-        first = self._first_engine_step
-        steps = [dataclasses.replace(step, engine_step=first + step.engine_step) for step in result.verify_steps]
         is_warmup = result.record.is_warmup
-        self._journal.append_request(result.record, steps, None if is_warmup else score_result(self._task, result))
+        sample = None if is_warmup else score_result(self._task, result)
+        self._journal.append_request(result.record, result.verify_steps, sample, self._first_engine_step)
         if not is_warmup:
             self.measured.append(result)
 
     def stepped(self, step: EngineStep) -> None:
         """One step of the engine."""
-        self._journal.append_engine_step(
-            dataclasses.replace(step, engine_step=self._first_engine_step + step.engine_step)
-        )
+        if self._first_engine_step:
+            step = dataclasses.replace(step, engine_step=self._first_engine_step + step.engine_step)
+        self._journal.append_engine_step(step)
 
 
 def measure(runs: Sequence[StartedRun]) -> list[list[GenerateResult]]:

@@ -9,9 +9,9 @@ Both are sequences of their records, so that a list of records can stand whereve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Any, overload
 
 import numpy as np
@@ -107,22 +107,70 @@ class EngineStepColumns(Sequence[EngineStep]):
         return EngineStep(*measured)
 
 
+class RequestSteps(Sequence[VerifyStep]):
+    """The decode steps of one request while it runs: numbers appended, no object a row until somebody asks for one."""
+
+    #: What is recorded of a step; the other columns follow from these.
+    RECORDED = ("engine_step", "output_index", "num_drafted", "num_accepted", "num_emitted", "batch_size", "end_s")
+
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
+        self._numbers: list[float] = []
+        #: Takes one step's numbers, in the order of RECORDED.
+        self.add: Callable[[Iterable[float]], None] = self._numbers.extend
+
+    def __len__(self) -> int:
+        return len(self._numbers) // len(self.RECORDED)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    @overload
+    def __getitem__(self, index: int) -> VerifyStep: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[VerifyStep]: ...
+    def __getitem__(self, index: int | slice) -> VerifyStep | list[VerifyStep]:
+        lists = self.lists()
+        if isinstance(index, slice):
+            return [self._row(lists, row) for row in range(*index.indices(len(self)))]
+        return self._row(lists, range(len(self))[index])
+
+    def _row(self, lists: Mapping[str, list], row: int) -> VerifyStep:
+        return VerifyStep(self._request_id, *(lists[name][row] for name in VERIFY_STEP_NUMBERS))
+
+    def __iter__(self) -> Iterator[VerifyStep]:
+        lists = self.lists()
+        return (self._row(lists, row) for row in range(len(self)))
+
+    def lists(self) -> dict[str, list]:
+        """Column -> value of each step, for all of VERIFY_STEP_NUMBERS."""
+        width = len(self.RECORDED)
+        recorded = {name: self._numbers[column::width] for column, name in enumerate(self.RECORDED)}
+        pairs = zip(recorded["num_accepted"], recorded["num_emitted"], strict=True)
+        num_discarded = [num_accepted + 1 - num_emitted for num_accepted, num_emitted in pairs]
+        return recorded | {
+            "step": list(range(len(num_discarded))),
+            "num_discarded": num_discarded,
+            "is_trimmed": [count > 0 for count in num_discarded],
+        }
+
+
+def step_lists(steps: Sequence[VerifyStep], first_engine_step: int = 0) -> dict[str, list]:
+    """Column -> value of each step, names once and not once a step; engine steps are counted on from the first."""
+    if isinstance(steps, RequestSteps):
+        lists = steps.lists()
+    else:
+        lists = {name: list(map(attrgetter(name), steps)) for name in VERIFY_STEP_NUMBERS}
+    return lists | {"engine_step": [first_engine_step + number for number in lists["engine_step"]]}
+
+
 class ColumnBatches:
-    """Columns that grow by rows or by pieces, of which only the last BATCH_ROWS rows wait as objects."""
+    """Columns that grow by pieces, of which only the last BATCH_ROWS rows wait as objects."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._waiting: dict[str, list] = {name: [] for name in names}
         self._arrays: dict[str, list[np.ndarray]] = {name: [] for name in names}
-        self._row = itemgetter(*names)
         self._names = frozenset(names)
-
-    def add_row(self, row: Mapping[str, object]) -> None:
-        """One value for each column; TypeError where a column is missing or unknown."""
-        if row.keys() != self._names:
-            raise TypeError(f"its columns are not {', '.join(self._waiting)}")
-        for waiting, value in zip(self._waiting.values(), self._row(row), strict=True):
-            waiting.append(value)
-        self._pack(BATCH_ROWS)
 
     def add_piece(self, piece: Mapping[str, list]) -> None:
         """Values of equal number for each column; KeyError or ValueError where they are not."""

@@ -4,7 +4,7 @@ Belongs here: names, atomic writing, appending, tolerant reading. Does not belon
 its column type (record_tables.py), any metric (reports/).
 
     journal.jsonl    append-only, flushed a line: {"kind": "request", ...} for each finished request with its verify
-                     steps and sample, {"kind": "engine_step", ...} for each step of the engine
+                     steps and sample, {"kind": "engine_steps", ...} for the engine's steps before it
     *.parquet        the same records as tables, made from the journal when the run ends
 
 A killed run has only the journal; its last line may be torn and is then left out.
@@ -18,6 +18,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
@@ -31,6 +32,7 @@ from specbench.record_columns import (
     ColumnBatches,
     EngineStepColumns,
     VerifyStepColumns,
+    step_lists,
 )
 from specbench.record_tables import read_engine_steps, read_requests, read_samples, read_verify_steps, write_table
 from specbench.records import (
@@ -54,6 +56,8 @@ METRICS_FILE = "metrics.json"
 REPORT_FILE = "report.md"
 #: Read at once when looking for the end of a journal's last whole line.
 JOURNAL_TAIL_BYTES = 1 << 20
+#: Steps of the engine that a kill can lose, at most, besides those behind the last finished request.
+ENGINE_STEPS_A_LINE = 256
 TABLE_FILES = ("requests.parquet", "verify_steps.parquet", "engine_steps.parquet", "samples.parquet")
 
 
@@ -71,32 +75,52 @@ class EventLog:
 
 
 class Journal:
-    """The open journal of a running run. Every line is handed to the system before the call returns."""
+    """The open journal of a running run. A finished request is handed to the system before the call returns.
+
+    Steps of the engine wait for the next request or for ENGINE_STEPS_A_LINE of them: a line a step would cost a small
+    model's step a percent.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._engine_steps: list[EngineStep] = []
         with _writing(path):
             self._file = _open_for_append(path)
 
     def append_request(
-        self, request: RequestRecord, verify_steps: list[VerifyStep], sample: SampleRecord | None
+        self,
+        request: RequestRecord,
+        verify_steps: Sequence[VerifyStep],
+        sample: SampleRecord | None,
+        first_engine_step: int = 0,
     ) -> None:
-        """One finished request, failed ones included. `sample` is None where nothing is kept of its text."""
+        """One finished request, failed ones included. `sample` is None where nothing is kept of its text;
+        `first_engine_step` is the number of the engine's step 0 in the whole run."""
+        self._write_engine_steps()
         self._append(
             {
                 "kind": "request",
                 "request": asdict(request),
-                "verify_steps": _steps_to_columns(verify_steps),
+                "verify_steps": step_lists(verify_steps, first_engine_step),
                 "sample": None if sample is None else asdict(sample),
             }
         )
 
     def append_engine_step(self, step: EngineStep) -> None:
         """One step of the engine."""
-        self._append({"kind": "engine_step", **asdict(step)})
+        self._engine_steps.append(step)
+        if len(self._engine_steps) >= ENGINE_STEPS_A_LINE:
+            self._write_engine_steps()
 
     def close(self) -> None:
+        self._write_engine_steps()
         self._file.close()
+
+    def _write_engine_steps(self) -> None:
+        if self._engine_steps:
+            columns = {name: list(map(attrgetter(name), self._engine_steps)) for name in ENGINE_STEP_NUMBERS}
+            self._engine_steps.clear()
+            self._append({"kind": "engine_steps", "engine_steps": columns})
 
     def __enter__(self) -> Journal:
         return self
@@ -267,8 +291,8 @@ class _JournalReader:
 
     def _add(self, entry: dict) -> None:
         kind = entry.pop("kind")
-        if kind == "engine_step":
-            self._engine_steps.add_row(entry)
+        if kind == "engine_steps":
+            self._engine_steps.add_piece(entry["engine_steps"])
             return
         if kind != "request":
             raise ValueError(f"unknown kind {kind!r}")
@@ -299,11 +323,6 @@ def _packed(sample: SampleRecord) -> SampleRecord:
         prompt_token_ids=None if prompt is None else array("i", prompt),
         output_token_ids=array("i", sample.output_token_ids),
     )
-
-
-def _steps_to_columns(steps: Sequence[VerifyStep]) -> dict[str, list]:
-    """Columns rather than rows: names once a line, not once a step."""
-    return {name: [getattr(step, name) for step in steps] for name in VERIFY_STEP_NUMBERS}
 
 
 def _run_from_json(path: Path) -> RunRecord:

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specbench.generate import GenerateResult
+from specbench.record_columns import step_lists
 from specbench.records import EngineStep, RunRecord
 from specbench.reports.table import ReportTable
 from specbench.reports.terminal_summary import SummaryRow, summary_rows
@@ -82,10 +83,9 @@ class LiveProgress:
         """One request more."""
         self._num_done += 1
         self._num_tokens += result.record.num_output_tokens
-        for step in result.verify_steps:
-            if step.num_drafted:
-                self._num_drafted_steps += 1
-                self._num_accepted += step.num_accepted
+        lists = step_lists(result.verify_steps)
+        self._num_drafted_steps += sum(num_drafted > 0 for num_drafted in lists["num_drafted"])
+        self._num_accepted += sum(lists["num_accepted"])
         self._draw_if_due()
 
     def stepped(self, step: EngineStep) -> None:

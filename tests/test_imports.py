@@ -47,7 +47,7 @@ ENGINE_FLOORS = (
 )
 #: Folder -> what it may import of ours, whatever its floor.
 ONLY = {
-    "engine": ("engine", "records", "errors", "generate"),
+    "engine": ("engine", "records", "record_columns", "errors", "generate"),
     "evals": ("evals", "records", "errors", "generate", "run_config"),
     "reports": ("reports", "records", "record_columns", "errors", "run_directory"),
     "engine.kernels": ("engine.kernels",),

@@ -11,8 +11,8 @@ import pytest
 
 from specbench import record_columns, record_tables, run_directory
 from specbench.errors import UserError
-from specbench.record_columns import EngineStepColumns, VerifyStepColumns
-from specbench.records import EngineStep
+from specbench.record_columns import EngineStepColumns, RequestSteps, VerifyStepColumns, step_lists
+from specbench.records import EngineStep, VerifyStep
 from specbench.reports.step_columns import step_columns
 from specbench.run_directory import EventLog, RunDirectory
 from tests.reports.event_logs import make_request, make_sample, make_step, simulate
@@ -110,9 +110,43 @@ def test_the_end_of_a_journal_is_found_from_behind(directory, monkeypatch, tail)
     assert path.read_bytes() == b""
 
 
+def test_steps_of_a_running_request_are_the_records_that_follow_from_its_numbers():
+    steps = RequestSteps("a")
+    assert len(steps) == 0 and list(steps) == []
+    steps.add((7, 1, 3, 3, 2, 4, 0.5))
+    steps.add((9, 3, 3, 1, 2, 4, 0.75))
+    expected = [
+        VerifyStep("a", 0, 7, 1, 3, 3, 2, 2, True, 4, 0.5),
+        VerifyStep("a", 1, 9, 3, 3, 1, 2, 0, False, 4, 0.75),
+    ]
+    assert list(steps) == expected and steps == expected and steps[-1] == expected[1] and steps[0:1] == expected[:1]
+    assert step_lists(steps, 10) == step_lists(expected, 10)
+    assert step_lists(steps, 10)["engine_step"] == [17, 19]
+    assert list(VerifyStepColumns.of(steps)) == expected
+
+
+def test_engine_steps_are_on_disk_with_the_next_request_and_never_wait_for_long(directory, monkeypatch):
+    monkeypatch.setattr(run_directory, "ENGINE_STEPS_A_LINE", 4)
+    with directory.open_journal() as journal:
+        for step in ENGINE_STEPS[:3]:
+            journal.append_engine_step(step)
+        assert len(directory.read_journal().engine_steps) == 0
+        journal.append_request(make_request("a"), [], None)
+        assert list(directory.read_journal().engine_steps) == ENGINE_STEPS[:3]
+        for step in ENGINE_STEPS[3:]:
+            journal.append_engine_step(step)
+        assert list(directory.read_journal().engine_steps) == ENGINE_STEPS[:7]
+    assert list(directory.read_journal().engine_steps) == ENGINE_STEPS
+
+
 @pytest.mark.parametrize(
     "change",
-    [("[0,1]", "[0]"), ("[0,1]", '["x",1]'), ('"num_tokens":5', '"num_toks":5'), ('"num_tokens":5', '"num_tokens":[]')],
+    [
+        ("[0,1]", "[0]"),
+        ("[0,1]", '["x",1]'),
+        ('"num_tokens":[5', '"num_toks":[5'),
+        ('"num_tokens":[5', '"num_tokens":['),
+    ],
 )
 def test_damaged_columns_are_a_user_error(directory, change):
     log = EventLog([make_request("a")], [make_step("a", step, 2, 1) for step in range(2)], ENGINE_STEPS)

@@ -121,7 +121,7 @@ def test_a_torn_last_line_is_left_out_and_cut_off_before_appending(directory, cu
 
 
 @pytest.mark.parametrize(
-    "damage", ["{", '{"kind":"other"}', '{"kind":"engine_step"}', "[]", "5", "", '{"kind":"request"}']
+    "damage", ["{", '{"kind":"other"}', '{"kind":"engine_steps"}', "[]", "5", "", '{"kind":"request"}']
 )
 def test_a_damaged_middle_is_an_error_that_names_the_line(directory, damage):
     write_journal(directory)

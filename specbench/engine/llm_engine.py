@@ -49,7 +49,8 @@ from specbench.generate import (
     Load,
     TokenLogprob,
 )
-from specbench.records import EngineStep, RequestRecord, VerifyStep
+from specbench.record_columns import RequestSteps
+from specbench.records import EngineStep, RequestRecord
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NO_PROPOSER = ProposerRequirements(num_speculative_tokens=0, cache_groups=(), num_prompt_lookahead=0, fixed_bytes=0)
@@ -62,7 +63,7 @@ class _Running:
         self.request = request
         self.stream = stream
         self.prompt_text = prompt_text
-        self.verify_steps: list[VerifyStep] = []
+        self.verify_steps = RequestSteps(request.request_id)
         #: None where they were not asked for.
         self.logprobs: list[TokenLogprob] | None = None if request.sampling.logprobs is None else []
         #: The first token has nothing before it.
@@ -251,10 +252,9 @@ class LLMEngine:
             if request.num_output_tokens == 0:
                 request.first_token_s = end_s
             else:
-                running.verify_steps.append(
-                    _verify_step(
-                        request, output, num_drafted, len(token_ids) - 1, len(kept), end_s, len(running.verify_steps)
-                    )
+                num_accepted, output_index = len(token_ids) - 1, request.num_output_tokens
+                running.verify_steps.add(
+                    (output.step, output_index, num_drafted, num_accepted, len(kept), output.num_requests, end_s)
                 )
             request.last_token_s = end_s
             if reason is not None:
@@ -433,31 +433,6 @@ def _extend_prompt_logprobs(
     """Add those of the prompt's next tokens. A resumed request runs its prompt again: what is known stays."""
     assert known is not None and len(known) >= first_position
     known += logprobs[len(known) - first_position :]
-
-
-def _verify_step(
-    request: Request,
-    output: SchedulerOutput,
-    num_drafted: int,
-    num_accepted: int,
-    num_emitted: int,
-    end_s: float,
-    step: int,
-) -> VerifyStep:
-    num_discarded = num_accepted + 1 - num_emitted
-    return VerifyStep(
-        request_id=request.request_id,
-        step=step,
-        engine_step=output.step,
-        output_index=request.num_output_tokens,
-        num_drafted=num_drafted,
-        num_accepted=num_accepted,
-        num_emitted=num_emitted,
-        num_discarded=num_discarded,
-        is_trimmed=num_discarded > 0,
-        batch_size=output.num_requests,
-        end_s=end_s,
-    )
 
 
 def _request_record(request: Request) -> RequestRecord:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -156,8 +157,14 @@ def engine_config(settings: Settings, folder: Path, drafting: Drafting, **change
 
 def prompt_ids(settings: Settings, index: int, seed: int) -> tuple[int, ...]:
     """Random ids that every shape's vocabulary has."""
-    generator = torch.Generator().manual_seed(1000 * seed + index)
-    return tuple(torch.randint(2, 500, (settings.num_prompt,), generator=generator).tolist())
+    return _random_ids(settings.num_prompt, 1000 * seed + index)
+
+
+@cache
+def _random_ids(count: int, seed: int) -> tuple[int, ...]:
+    """Drawn once, so that drawing them is in no batch's time but the first one's."""
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(2, 500, (count,), generator=generator).tolist())
 
 
 def write_drafts(settings: Settings) -> Path:
@@ -175,20 +182,10 @@ def write_drafts(settings: Settings) -> Path:
 
 def run_batch(engine: LLMEngine, settings: Settings, batch: int, num_output: int, seed: int) -> BatchRun:
     """All requests at once, to their full length."""
-    requests = [
-        GenerateRequest(
-            str(index),
-            str(index),
-            SamplingParams(num_output, ignore_eos=True),
-            prompt_token_ids=prompt_ids(settings, index, seed),
-        )
-        for index in range(batch)
-    ]
     gc.collect()
     synchronize(settings.device)
     start_s = time.perf_counter()
-    for request in requests:
-        engine.add_request(request, engine.clock())
+    submit_batch(engine, settings, batch, num_output, seed)
     results: list[GenerateResult] = []
     steps: list[EngineStep] = []
     while engine.has_requests:
@@ -198,6 +195,14 @@ def run_batch(engine: LLMEngine, settings: Settings, batch: int, num_output: int
             steps.append(step)
     synchronize(settings.device)
     return BatchRun(time.perf_counter() - start_s, tuple(results), tuple(steps))
+
+
+def submit_batch(engine: LLMEngine, settings: Settings, batch: int, num_output: int, seed: int) -> None:
+    """Queue all requests of a batch."""
+    for index in range(batch):
+        sampling = SamplingParams(num_output, ignore_eos=True)
+        ids = prompt_ids(settings, index, seed)
+        engine.add_request(GenerateRequest(str(index), str(index), sampling, prompt_token_ids=ids), engine.clock())
 
 
 def measure_step(engine: LLMEngine, settings: Settings, batch: int) -> StepTime:

@@ -9,9 +9,8 @@ import time
 import torch
 
 from specbench.engine.llm_engine import LLMEngine
-from specbench.generate import GenerateRequest, SamplingParams
 
-from .cases import Drafting, Settings, engine_for, prompt_ids, synchronize
+from .cases import Drafting, Settings, engine_for, submit_batch, synchronize
 from .sections import Bench
 
 _NUM_STEPS, _NUM_KERNELS, _NUM_FUNCTIONS = 12, 22, 25
@@ -32,10 +31,7 @@ def profile_steps(bench: Bench, case: str) -> None:
 
 def _profile_batch(engine: LLMEngine, settings: Settings, batch: int) -> None:
     num_output = 4 * _NUM_STEPS + 16
-    for index in range(batch):
-        sampling = SamplingParams(num_output, ignore_eos=True)
-        ids = prompt_ids(settings, index, seed=0)
-        engine.add_request(GenerateRequest(str(index), str(index), sampling, prompt_token_ids=ids), engine.clock())
+    submit_batch(engine, settings, batch, num_output, seed=0)
     while engine.has_requests:
         _, step = engine.step()
         if step is not None and not step.num_prefill_tokens and step.num_decode_requests == batch:

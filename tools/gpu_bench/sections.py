@@ -18,6 +18,7 @@ from .cases import ACCEPTANCE_RATES, Drafting, Settings, StepTime, engine_for, m
 from .ceilings import Ceilings
 from .floors import ShapeBytes, kv_read, shape_bytes
 from .goals import Verdict
+from .recording import host_seconds, recording_cost
 from .shapes import expert_counts, open_shape, shape_folder
 
 Key = TypeVar("Key")
@@ -231,6 +232,23 @@ def _tokens_a_second(bench: Bench, engine: LLMEngine, case: str, batch: int, pee
     return Verdict(f"end to end {case} batch {batch}: tok/s over allowed", share, goals.END_TO_END_SHARE, is_least=True)
 
 
+def recording(bench: Bench) -> list[Verdict]:
+    """Every other step of the same batch without records: their share of a step of 64 requests."""
+    shape, settings = "qwen3_8b", bench.settings
+    batch = max(settings.batch_sizes)
+    alone_s = host_seconds(batch, settings.scratch / "recording_alone", 50 if settings.is_small else 2000)
+    print(f"records of a step of {batch} requests by themselves: {1e6 * alone_s:.1f} us of host time")
+    with engine_for(settings, bench.folder(shape), Drafting()) as engine:
+        cost = recording_cost(engine, settings, batch, settings.num_outputs[1], settings.num_runs)
+    print(
+        f"{shape} batch {batch}: {1e3 * cost.with_s:.4f} ms with, {1e3 * cost.without_s:.4f} ms without, "
+        f"{cost.share:+.2%}, medians of {cost.num_steps} steps each"
+    )
+    name = f"recording at {batch} requests: share of a step"
+    by_itself = Verdict(f"{name}, its own host time", alone_s / cost.without_s, goals.RECORDING_SHARE)
+    return [Verdict(name, cost.share, goals.RECORDING_SHARE), by_itself]
+
+
 #: Name -> section, in the order in which they run.
 SECTIONS: dict[str, Callable[[Bench], list[Verdict]]] = {
     "decode": decode,
@@ -239,6 +257,7 @@ SECTIONS: dict[str, Callable[[Bench], list[Verdict]]] = {
     "draft_multi": draft_multi,
     "ngram": ngram,
     "end_to_end": end_to_end,
+    "recording": recording,
 }
 
 
