@@ -36,7 +36,7 @@ def num_tokens(num_samples: int) -> int:
 
 
 def features(samples: np.ndarray) -> np.ndarray:
-    """[num_samples] float at 16 kHz, one sample at least, full scale 1 -> [num_tokens(num_samples), 80] uint8 below 16."""
+    """[num_samples] at 16 kHz, one sample at least, full scale 1 -> [num_tokens(num_samples), 80] uint8 below 16."""
     waveform = torch.from_numpy(np.ascontiguousarray(samples, dtype=np.float32))[None]
     padding = num_tokens(waveform.shape[1]) * HOP - waveform.shape[1]
     spectrum = torch.stft(
