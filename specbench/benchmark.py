@@ -326,7 +326,7 @@ def _gates_exit_code(report: Report) -> int:
 def _earlier_results(plan: Plan, log: EventLog) -> list[GenerateResult]:
     """What earlier segments of a resumed run finished, as far as the output check needs it."""
     samples = {(sample.sample_id, sample.turn, sample.repeat): sample for sample in log.samples}
-    sampling = {request.request_id: request.sampling for request in plan.requests}
+    requests = {request.request_id: request for request in plan.requests}
     results = []
     for record in log.requests:
         if record.is_warmup or record.error is not None:
@@ -334,8 +334,10 @@ def _earlier_results(plan: Plan, log: EventLog) -> list[GenerateResult]:
         sample = samples[record.sample_id, record.turn, record.repeat]
         assert sample.prompt_token_ids is not None
         prompt, output = list(sample.prompt_token_ids), list(sample.output_token_ids)
-        asked = sampling[record.request_id]
-        results.append(GenerateResult(record, [], prompt, output, sample.output_text, sampling=asked))
+        asked = requests[record.request_id]
+        results.append(
+            GenerateResult(record, [], prompt, output, sample.output_text, sampling=asked.sampling, audio=asked.audio)
+        )
     return results
 
 

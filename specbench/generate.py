@@ -120,6 +120,8 @@ class GenerateResult:
     prompt_logprobs: list[TokenLogprob | None] | None = None
     #: What was asked for. None: nothing but greedy decoding.
     sampling: SamplingParams | None = None
+    #: Clips that the prompt's placeholders stand for.
+    audio: tuple[AudioSource, ...] = ()
 
 
 class Load(Protocol):

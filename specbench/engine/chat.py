@@ -27,6 +27,9 @@ from specbench.generate import Message
 #: Effort "high", the format's default.
 INKLING_EFFORT = "Thinking effort level: 0.9"
 
+#: A clip; the engine puts its placeholders behind the marker.
+INKLING_AUDIO = "<|message_user|><|content_audio_input|><|audio_end|><|end_message|>"
+
 #: Tokens without which Inkling's chat format cannot be written.
 INKLING_TOKENS = (
     "<|message_system|>",
@@ -44,8 +47,9 @@ class ChatFormat(Protocol):
     #: Text in which every control token of the format can be found; "" where all of them are special tokens.
     source: str
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt, up to where the assistant's answer begins."""
+    def render(self, messages: Sequence[Message], num_clips: int = 0) -> str:
+        """The prompt, up to where the assistant's answer begins, with markers for clips that are heard before the text
+        of the first user message."""
         ...
 
 
@@ -54,11 +58,14 @@ class InklingChat:
 
     source = ""
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], num_clips: int = 0) -> str:
         first_turn = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
         effort: Message = {"role": "system", "content": INKLING_EFFORT}
-        blocks = [*messages[:first_turn], effort, *messages[first_turn:]]
-        return "".join(self._block(message) for message in blocks) + "<|message_model|>"
+        blocks = [self._block(message) for message in (*messages[:first_turn], effort, *messages[first_turn:])]
+        if num_clips:
+            place = _first_user_message(messages)
+            blocks.insert(place + (place >= first_turn), num_clips * INKLING_AUDIO)
+        return "".join(blocks) + "<|message_model|>"
 
     def _block(self, message: Message) -> str:
         role, body = message["role"], f"<|content_text|>{message['content']}<|end_message|>"
@@ -81,10 +88,14 @@ class JinjaChat:
         except jinja2.TemplateError as error:
             raise UserError(f"{origin}: the chat template is not valid Jinja: {error}") from error
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], num_clips: int = 0) -> str:
+        parts: list[dict[str, Any]] = [dict(message) for message in messages]
+        if num_clips:
+            first = parts[_first_user_message(messages)]
+            first["content"] = [{"type": "audio"}] * num_clips + [{"type": "text", "text": first["content"]}]
         try:
             return self._template.render(
-                messages=[dict(message) for message in messages],
+                messages=parts,
                 tools=None,
                 documents=None,
                 add_generation_prompt=True,
@@ -93,6 +104,13 @@ class JinjaChat:
         except (jinja2.TemplateError, TypeError, ValueError, OverflowError) as error:
             roles = ", ".join(message["role"] for message in messages)
             raise UserError(f"{self._origin}: the chat template refuses messages of roles {roles}: {error}") from error
+
+
+def _first_user_message(messages: Sequence[Message]) -> int:
+    for place, message in enumerate(messages):
+        if message["role"] == "user":
+            return place
+    raise UserError("audio is heard before the text of the first user message, and the chat has none: add one")
 
 
 def find_chat_format(folders: Sequence[Path], override: str | None, known_tokens: set[str]) -> ChatFormat | None:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
+from specbench.engine.content.content_tokens import AUDIO, NUM_BANDS, NUM_BINS
+from specbench.engine.content.hearing import hear
+from specbench.engine.content.placement import PlacedContent, place
 from specbench.engine.execution.memory import MemoryPlan, memory_text, plan_memory
 from specbench.engine.execution.model_runner import ModelRunner
 from specbench.engine.execution.request_state import RequestState
@@ -25,11 +28,13 @@ from specbench.engine.layers.cache import CachePool
 from specbench.engine.models.model_config import ModelConfig
 from specbench.engine.models.registry import (
     build_model,
+    content_tokens,
     load_model_config,
     open_checkpoint,
     target_cache_groups,
     target_weight_bytes,
 )
+from specbench.engine.models.target import ContentEncoder
 from specbench.engine.output_stream import OutputStream
 from specbench.engine.proposer_table import PROPOSERS
 from specbench.engine.proposers.proposer import ProposerRequirements
@@ -43,6 +48,7 @@ from specbench.engine.scheduling.step import SchedulerOutput, StepOutput
 from specbench.engine.tokenizer import encode_prompt, load_tokenizer
 from specbench.errors import UserError
 from specbench.generate import (
+    AudioSource,
     GenerateListener,
     GenerateRequest,
     GenerateResult,
@@ -103,7 +109,9 @@ class LLMEngine:
         if proposer is not None:
             proposer.load(self.model)
             proposer.capture()
-        self.runner = ModelRunner(config, self.model, proposer, self.caches)
+        self._content_tokens = content_tokens(self.model_config)
+        encoder = cast(ContentEncoder, self.model) if self._content_tokens else None
+        self.runner = ModelRunner(config, self.model, proposer, self.caches, encoder)
         self.scheduler = _build_scheduler(config, specs, self.memory, requirements)
         self._running: dict[str, _Running] = {}
         self._outstanding: deque[tuple[SchedulerOutput, StepOutput, float, float]] = deque()
@@ -114,23 +122,40 @@ class LLMEngine:
         if source.request_id in self._running:
             raise UserError(f"request id {source.request_id!r} is already running: ids must be unique")
         prompt = encode_prompt(self.tokenizer, source)
-        self._check_prompt(source.request_id, prompt.token_ids)
-        max_output = min(source.sampling.max_output_tokens, self.config.max_model_len - len(prompt.token_ids))
+        token_ids, content = self.place_audio(prompt.token_ids, source.audio)
+        self._check_prompt(source.request_id, token_ids)
+        max_output = min(source.sampling.max_output_tokens, self.config.max_model_len - len(token_ids))
         stop_token_ids, bad_words = self._check_sampling(source)
         request = Request(
             source,
-            prompt.token_ids,
+            token_ids,
             max_output,
             arrival_s,
             self._next_generation,
             stop_token_ids,
             bad_words,
+            content=content,
         )
         self._next_generation += 1
         stream = OutputStream(source.sampling, stop_token_ids, max_output, self.tokenizer)
         self._check_fits(request)
         self._running[source.request_id] = _Running(request, stream, prompt.text)
         self.scheduler.add(request)
+
+    def place_audio(
+        self, token_ids: list[int], audio: Sequence[AudioSource]
+    ) -> tuple[list[int], tuple[PlacedContent, ...]]:
+        """The prompt with each clip's placeholders behind its marker, and what they stand for. UserError where a clip
+        can't be heard, or there is none for a marker."""
+        if not audio:
+            return token_ids, ()
+        tokens = self._content_tokens.get(AUDIO)
+        if tokens is None:
+            raise UserError(
+                f"{self.config.checkpoint}: holds no audio tower (model.audio.*) for {NUM_BANDS} bands of {NUM_BINS} "
+                "bins, and the request has audio; choose another checkpoint, or ask without audio"
+            )
+        return place(token_ids, [hear(source) for source in audio], tokens)
 
     def _check_sampling(self, source: GenerateRequest) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
         """Ids that end the request, and token sequences that it may not generate."""
@@ -308,6 +333,7 @@ class LLMEngine:
             logprobs=running.logprobs,
             prompt_logprobs=running.prompt_logprobs,
             sampling=request.sampling,
+            audio=request.source.audio,
         )
 
     def generate(self, requests: Iterable[GenerateRequest], load: Load, listener: GenerateListener) -> None:

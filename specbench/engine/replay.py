@@ -14,12 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from specbench.engine.content.placement import content_between
+from specbench.engine.execution.features import encode_step
 from specbench.engine.layers.metadata import AttentionMetadataBuilder, RowLayout, num_table_columns
 from specbench.engine.llm_engine import LLMEngine
+from specbench.engine.proposers.row_indices import row_indices
 from specbench.engine.sampling.parameters import RequestSampling, bad_word_sequences, stop_ids
 from specbench.engine.sampling.sampler import process
 from specbench.engine.sampling.sampling_state import SamplingState
 from specbench.engine.scheduling.kv_cache import KVCacheManager
+from specbench.engine.scheduling.step import ContentWindow
 from specbench.generate import GenerateResult, SamplingParams
 from specbench.records import OutputCheck
 
@@ -96,6 +100,7 @@ class _Replay:
             engine.model.attention.needs_segments,
         )
         self.tokens = [result.prompt_token_ids + result.output_token_ids for result in results]
+        self.content = [engine.place_audio(result.prompt_token_ids, result.audio)[1] for result in results]
         self.num_prompt = [len(result.prompt_token_ids) for result in results]
         self.sampling = SamplingState(len(results), engine.model.vocab_size, self.device)
         for row, result in enumerate(results):
@@ -195,7 +200,23 @@ class _Replay:
         ends = [computed[request] + count for request, count in counts.items()]
         metadata = self.builder.build(tables[:, requests], RowLayout(starts, first_position, None, ends))
         embeds = self.engine.model.embed(torch.tensor(ids, device=self.device))
+        features = encode_step(
+            self._windows(computed, counts), len(counts), self.engine.runner.content_encoder, self.device
+        )
+        if features is not None:
+            request_of_row = row_indices(starts, self.device).request_of_row
+            embeds = features.merge(embeds, request_of_row, metadata.positions)
         return self.engine.model.forward(embeds, metadata, self.engine.caches).hidden_states
+
+    def _windows(self, computed: list[int], counts: dict[int, int]) -> list[ContentWindow]:
+        """The clips that these rows read."""
+        windows = []
+        for index, (request, count) in enumerate(counts.items()):
+            start, end = computed[request], computed[request] + count
+            content = content_between(self.content[request], start, end)
+            if content:
+                windows.append(ContentWindow(index, start, end, content))
+        return windows
 
 
 class _SingleRows:

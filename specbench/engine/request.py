@@ -11,7 +11,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from specbench.engine.prefix_keys import ContentSpan, PrefixKeys
+from specbench.engine.content.placement import PlacedContent
+from specbench.engine.prefix_keys import PrefixKeys
 from specbench.engine.sampling.parameters import RequestSampling
 from specbench.generate import GenerateRequest, SamplingParams
 
@@ -71,7 +72,7 @@ class Request:
     last_token_s: float | None = None
     num_preemptions: int = 0
     #: Audio or images among the prompt's tokens.
-    content: tuple[ContentSpan, ...] = ()
+    content: tuple[PlacedContent, ...] = ()
     #: Prompt tokens found in the prefix cache at the first admission; None when it was not asked.
     num_cached_prompt_tokens: int | None = None
     #: Keys of its blocks, kept over preemptions; None without prefix caching.
@@ -142,6 +143,12 @@ class Request:
     @property
     def num_computed_upper(self) -> int:
         return self.num_computed_tokens + self.num_rows_in_flight
+
+    @property
+    def num_computed_lower(self) -> int:
+        """The fewest tokens that are computed once every outstanding step has settled."""
+        certain = (step.num_rows if step.max_committed <= 1 else 1 for step in self.in_flight)
+        return self.num_computed_tokens + sum(certain)
 
     @property
     def is_prefilling(self) -> bool:

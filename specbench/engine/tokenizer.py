@@ -72,15 +72,15 @@ class Tokenizer:
         """Text, special tokens left out."""
         return self.backend.decode(list(token_ids))
 
-    def encode_chat(self, messages: Sequence[Message]) -> EncodedPrompt:
-        """The chat as a prompt for the assistant's next turn."""
+    def encode_chat(self, messages: Sequence[Message], num_clips: int = 0) -> EncodedPrompt:
+        """The chat as a prompt for the assistant's next turn; `num_clips` are heard before the first user's text."""
         if self._chat is None:
             raise UserError(
                 f"{self._origin}: no chat template: give model.chat_template=FILE.jinja or eval.protocol=completion"
             )
         breaker = _unused_character(messages)
         guarded = [self._guard(message, breaker) for message in messages]
-        rendered = self._chat.render(guarded)
+        rendered = self._chat.render(guarded, num_clips)
         text = rendered.replace(breaker, "")
         if text == rendered:
             return EncodedPrompt(self.encode(text, add_special_tokens=False), text)
@@ -171,7 +171,7 @@ def encode_prompt(tokenizer: Tokenizer | None, request: GenerateRequest) -> Enco
             "give model.tokenizer=PATH, or rows with prompt_token_ids"
         )
     if request.messages is not None:
-        return tokenizer.encode_chat(request.messages)
+        return tokenizer.encode_chat(request.messages, len(request.audio))
     assert request.prompt is not None
     return EncodedPrompt(tokenizer.encode(request.prompt), request.prompt)
 

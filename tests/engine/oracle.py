@@ -8,6 +8,10 @@ mtp_chain(ids, N)[m] holds rows p = 0 .. T - m - 2: those whose token ids[p + m 
 the embedding of ids[p + m + 1] and the previous hidden of row p (the target's for module 0); its logits predict the
 token at p + m + 2. So with ids = committed tokens followed by the drafts of one pass, the pass's row
 P = len(committed) - 2 must equal row P of every module, and draft m = argmax of mtp_chain(ids, N)[m][1][P].
+
+    oracle.hear(prompt_ids, {position: bins})                 # what placeholders of this prompt stand for
+
+Every sequence that begins like the prompt, as far as it goes, then has these features in place of its tokens.
 """
 
 from __future__ import annotations
@@ -33,10 +37,20 @@ class Oracle:
         self.weights: dict[str, Tensor] = {}
         for file in folder.glob("*.safetensors"):
             self.weights |= {name: tensor.float() for name, tensor in load_file(file).items()}
+        self._heard: list[tuple[list[int], dict[int, Tensor]]] = []
+
+    def hear(self, prompt_ids: list[int], bins: dict[int, Tensor]) -> None:
+        """Position -> bins [80] of one token."""
+        features = {}
+        for position, of_token in bins.items():
+            rows = [16 * band + int(of_band) for band, of_band in enumerate(of_token)]
+            summed = self.weights["model.audio.encoder.weight"][rows].sum(0)
+            features[position] = self._norm(summed, "model.audio.final_norm.weight")
+        self._heard.append((prompt_ids, features))
 
     def target_hidden_and_logits(self, token_ids: list[int]) -> tuple[Tensor, Tensor]:
         """All rows of the target: hidden after the final norm [T, hidden], logits [T, vocab]."""
-        x = self._embed(token_ids)
+        x = self._embed(token_ids, self._features(token_ids))
         for layer in range(self.text["num_hidden_layers"]):
             is_local = layer in self.text["local_layer_ids"]
             x = self._block(x, f"model.llm.layers.{layer}.", is_local, has_log_scaling=not is_local)
@@ -48,7 +62,8 @@ class Oracle:
         hidden, _ = self.target_hidden_and_logits(token_ids)
         chain = []
         for module in range(num_modules):
-            hidden = self._module(module, token_ids[module + 1 :], hidden[: len(token_ids) - module - 1])
+            following = self._embed(token_ids, self._features(token_ids))[module + 1 :]
+            hidden = self._module(module, following, hidden[: len(token_ids) - module - 1])
             chain.append((hidden, self._logits(hidden)))
         return chain
 
@@ -58,27 +73,37 @@ class Oracle:
         Rows 0 .. len - 2 take the target's hidden, later ones the module's own output at the row before.
         """
         hidden, _ = self.target_hidden_and_logits(token_ids)
-        hidden, following = hidden[:-1], list(token_ids[1:])
+        hidden, following = hidden[:-1], self._embed(token_ids, self._features(token_ids))[1:]
         drafts = []
         for _ in range(num_drafts):
             output = self._module(0, following, hidden)
             drafts.append(self._logits(output)[-1])
-            following.append(int(drafts[-1].argmax()))
+            following = torch.cat((following, self._embed([int(drafts[-1].argmax())])))
             hidden = torch.cat((hidden, output[-1:]))
         return drafts
 
-    def _module(self, module: int, token_ids: list[int], hidden: Tensor) -> Tensor:
-        """One module over all rows: [T] ids and [T, hidden] -> [T, hidden]."""
+    def _module(self, module: int, embeds: Tensor, hidden: Tensor) -> Tensor:
+        """One module over all rows: embeddings and previous hiddens, [T, hidden] each -> [T, hidden]."""
         prefix = f"model.mtp.layers.{module}."
         previous = self._norm(hidden, prefix + "hidden_norm.weight")
-        token = self._norm(self._embed(token_ids), prefix + "embed_norm.weight")
+        token = self._norm(embeds, prefix + "embed_norm.weight")
         x = torch.cat((previous, token), 1) @ self.weights[prefix + "input_proj.weight"].T
         is_local = module in self.mtp["local_layer_ids"]
         hidden = self._block(x, prefix + "transformer_block.", is_local, has_log_scaling=False)
         return self._norm(hidden, "model.mtp.chain_norm.weight") if self.mtp["chain_hidden_post_norm"] else hidden
 
-    def _embed(self, token_ids: list[int]) -> Tensor:
-        return self._norm(self.weights["model.llm.embed.weight"][token_ids], "model.llm.embed_norm.weight")
+    def _features(self, token_ids: list[int]) -> dict[int, Tensor]:
+        for prompt_ids, features in self._heard:
+            if all(a == b for a, b in zip(prompt_ids, token_ids, strict=False)):
+                return features
+        return {}
+
+    def _embed(self, token_ids: list[int], features: dict[int, Tensor] | None = None) -> Tensor:
+        embeds = self._norm(self.weights["model.llm.embed.weight"][token_ids], "model.llm.embed_norm.weight")
+        for position, feature in (features or {}).items():
+            if position < len(token_ids):
+                embeds[position] = feature
+        return embeds
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = hidden / self.text["logits_mup_width_multiplier"] @ self.weights["model.llm.unembed.weight"].T

@@ -46,6 +46,7 @@ def build_tiny_inkling(
     num_modules: int = 3,
     local_module_ids: tuple[int, ...] = (0, 2),
     chain_hidden_post_norm: bool = False,
+    has_towers: bool = False,
     seed: int = 0,
     **text_fields: Any,
 ) -> Path:
@@ -62,8 +63,10 @@ def build_tiny_inkling(
         "eos_token_id": 1,
         "image_token_id": text["unpadded_vocab_size"] - 1,
         "audio_token_id": text["unpadded_vocab_size"] - 2,
+        "image_bos_token_id": text["unpadded_vocab_size"] - 3,
+        "audio_bos_token_id": text["unpadded_vocab_size"] - 4,
         "text_config": text,
-        "audio_config": {"n_mel_bins": 8, "mel_vocab_size": 4},
+        "audio_config": {"n_mel_bins": 80, "mel_vocab_size": 16},
         "vision_config": {"patch_size": 8, "temporal_patch_size": 2, "num_channels": 3, "num_hidden_layers": 4},
         "mtp_config": {
             "num_nextn_predict_layers": num_modules,
@@ -79,6 +82,8 @@ def build_tiny_inkling(
         files["mtp.safetensors"] = maker.modules(num_modules, local_module_ids)
         if chain_hidden_post_norm:
             files["mtp.safetensors"]["model.mtp.chain_norm.weight"] = maker.norm(text["hidden_size"])
+    if has_towers:
+        files["model.safetensors"] |= maker.towers()
     for file, tensors in files.items():
         save_file(tensors, folder / file, metadata={"format": "pt"})
     return folder
@@ -124,6 +129,20 @@ class _TensorMaker:
             tensors[prefix + "input_proj.weight"] = self.randn(self.hidden, 2 * self.hidden)
             tensors |= self.block(prefix + "transformer_block.", module in local_ids)
             tensors |= self.dense(prefix + "transformer_block.")
+        return tensors
+
+    def towers(self) -> Tensors:
+        """Of patches of 8 x 8 x 2: 2 x 2 pixels, then 2 x 2 places twice, then both moments are folded."""
+        tensors = {
+            "model.audio.encoder.weight": self.randn(80 * 16, self.hidden),
+            "model.audio.final_norm.weight": self.norm(self.hidden),
+            "model.visual.final_norm.weight": self.norm(self.hidden),
+        }
+        sizes = [(64, 3 * 4), (64, 64 * 4), (192, 64 * 4), (self.hidden, 192 * 2)]
+        for stage, (channels_out, channels_in) in enumerate(sizes):
+            tensors[f"model.visual.layers.linear_{stage}.weight"] = self.randn(channels_out, channels_in)
+            if stage < len(sizes) - 1:
+                tensors[f"model.visual.layers.norm_{stage}.weight"] = self.norm(channels_out)
         return tensors
 
     def block(self, prefix: str, is_local: bool) -> Tensors:

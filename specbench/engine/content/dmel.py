@@ -17,11 +17,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from specbench.engine.content.content_tokens import NUM_BANDS, NUM_BINS
+
 SAMPLE_RATE = 16_000
 #: Samples of one token: 20 tokens a second.
 HOP = 800
-NUM_BANDS = 80
-NUM_BINS = 16
 
 _FRAME = 2 * HOP
 _LOWEST, _HIGHEST = -7.0, 2.0

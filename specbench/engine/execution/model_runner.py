@@ -12,13 +12,16 @@ from collections.abc import Mapping
 import torch
 
 from specbench.engine.config import EngineConfig
+from specbench.engine.execution.features import encode_step
 from specbench.engine.execution.input_batch import InputBatch
 from specbench.engine.execution.request_state import RequestState
 from specbench.engine.execution.token_logprobs import LogprobRows, prompt_logprobs
 from specbench.engine.layers.cache import CachePool
+from specbench.engine.layers.features import StepFeatures
 from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, RowLayout, TargetOutput
-from specbench.engine.models.target import TargetModel
+from specbench.engine.models.target import ContentEncoder, TargetModel
 from specbench.engine.proposers.proposer import AdmittedRequest, DraftBatch, Proposer
+from specbench.engine.proposers.row_indices import row_indices
 from specbench.engine.sampling.drafting import DraftSampling, allocate_draft_probabilities
 from specbench.engine.sampling.row_chunks import log_total
 from specbench.engine.sampling.sampler import SamplingRows, process, sample
@@ -43,8 +46,10 @@ class ModelRunner:
         model: TargetModel,
         proposer: Proposer | None,
         caches: Mapping[str, CachePool],
+        content_encoder: ContentEncoder | None = None,
     ):
         self.model = model
+        self.content_encoder = content_encoder
         self.proposer = proposer
         self.caches = caches
         self.k = config.num_speculative_tokens
@@ -75,12 +80,13 @@ class ModelRunner:
         self.state.apply(output)
         batch = InputBatch.gather(output, self.state, self.k)
         times = [time.perf_counter()]
-        metadata, hidden = self._forward(output, batch)
+        features = encode_step(output.content, output.num_requests, self.content_encoder, self.model.device)
+        metadata, hidden = self._forward(output, batch, features)
         times.append(time.perf_counter())
         verdict, logprob_rows = self._verify(output, batch, metadata, hidden)
         counts = self._commit(batch, verdict)
         times.append(time.perf_counter())
-        num_proposed = self._propose(output, batch, verdict, counts, hidden)
+        num_proposed = self._propose(output, batch, verdict, counts, hidden, features)
         times.append(time.perf_counter())
         step_output = self._to_host(verdict, num_proposed, times)
         for rows in logprob_rows:
@@ -89,10 +95,15 @@ class ModelRunner:
             step_output.prompt_logprobs = prompt_logprobs(self.model, self.state, output, batch, hidden.hidden_states)
         return step_output
 
-    def _forward(self, output: SchedulerOutput, batch: InputBatch) -> tuple[AttentionMetadata, TargetOutput]:
+    def _forward(
+        self, output: SchedulerOutput, batch: InputBatch, features: StepFeatures | None
+    ) -> tuple[AttentionMetadata, TargetOutput]:
         layout = RowLayout(batch.indices.query_start_loc_np, batch.first_position, None, output.max_seq_lens)
         metadata = self.metadata_builder.build(batch.block_tables[: self.num_target_groups], layout)
         embeds = self.model.embed(batch.token_ids(self.state, metadata.positions))
+        if features is not None:
+            indices = row_indices(batch.indices.query_start_loc_np, self.model.device)
+            embeds = features.merge(embeds, indices.request_of_row, metadata.positions)
         return metadata, self.model.forward(embeds, metadata, self.caches)
 
     def _verify(
@@ -153,6 +164,7 @@ class ModelRunner:
         verdict: Verdict,
         counts: torch.Tensor,
         hidden: TargetOutput,
+        features: StepFeatures | None,
     ) -> torch.Tensor:
         """Let the proposer draft; returns how many drafts it left for each request, [num_requests]."""
         if self.proposer is None:
@@ -176,6 +188,7 @@ class ModelRunner:
             draft_columns=draft_columns,
             block_tables=batch.block_tables[self.num_target_groups :],
             caches=self.caches,
+            features=features,
             sampling=self._draft_sampling(output, batch, num_tokens),
             admitted=[AdmittedRequest(new.row, new.token_ids, new.sampling.key) for new in output.new_requests],
         )

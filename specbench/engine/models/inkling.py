@@ -15,6 +15,7 @@ from torch import Tensor
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.weights import WeightReader
+from specbench.engine.content.content_tokens import AUDIO
 from specbench.engine.kernels.attention import RelativeBias
 from specbench.engine.layers.attention import RelativeAttention
 from specbench.engine.layers.attention_backends.backend import AttentionBackend, AttentionPass
@@ -26,14 +27,20 @@ from specbench.engine.layers.mlp import GatedMLP, deinterleave
 from specbench.engine.layers.moe import MixtureOfExperts, SharedExpertRouter
 from specbench.engine.layers.norm import RMSNorm
 from specbench.engine.layers.short_conv import ShortConv
+from specbench.engine.layers.towers import AudioTower, ImageTower
 from specbench.engine.models.inkling_caches import module_cache_groups, target_cache_groups
 from specbench.engine.models.inkling_config import (
+    AUDIO_PREFIX,
     CHAIN_NORM,
+    IMAGE_PREFIX,
     AttentionShape,
+    AudioShape,
     InklingConfig,
+    image_layer,
     layer_prefix,
     module_prefix,
 )
+from specbench.engine.models.inkling_image_stages import ImageStage
 
 # group name -> pool
 Caches = Mapping[str, CachePool]
@@ -191,6 +198,8 @@ class InklingModel:
             )
         #: attention group name -> distances that have a bias
         self.relative_extents = _relative_extents(self._blocks)
+        self._audio_tower = None if config.audio is None else _read_audio_tower(config.audio, weights)
+        self._image_tower = None if config.image is None else _read_image_tower(config.image, weights)
         self.num_bytes = weights.num_bytes
 
     def cache_groups(self) -> tuple[CacheGroupSpec, ...]:
@@ -204,6 +213,15 @@ class InklingModel:
     def embed(self, token_ids: Tensor) -> Tensor:
         """[T] -> [T, hidden]: what `forward` and the MTP modules take."""
         return self._embed_norm(self._embedding(token_ids))
+
+    def encode_content(self, kind: str, rows: Tensor) -> Tensor:
+        """Raw content, one token a row -> [num_rows, hidden]: bins [num_rows, bands] of audio, normalised pixels
+        [num_rows, moments, size, size, channels] of an image's patches. The norm of the token table does not apply."""
+        if kind == AUDIO:
+            assert self._audio_tower is not None
+            return self._audio_tower(rows)
+        assert self._image_tower is not None
+        return self._image_tower(rows.to(self.dtype))
 
     def final_norm(self, residual: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
@@ -230,6 +248,24 @@ class InklingModel:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab_size] fp32."""
         return self._head(hidden)
+
+
+#: Towers have an eps of their own, which no field of the config changes.
+_TOWER_NORM_EPS = 1e-6
+
+
+def _read_audio_tower(shape: AudioShape, weights: WeightReader) -> AudioTower:
+    final_norm = RMSNorm(weights.read(AUDIO_PREFIX + "final_norm.weight"), _TOWER_NORM_EPS)
+    return AudioTower(weights.read(AUDIO_PREFIX + "encoder.weight"), final_norm, shape.num_bands)
+
+
+def _read_image_tower(stages: Sequence[ImageStage], weights: WeightReader) -> ImageTower:
+    return ImageTower(
+        [weights.read(image_layer("linear", stage)) for stage in range(len(stages))],
+        [RMSNorm(weights.read(image_layer("norm", stage)), _TOWER_NORM_EPS) for stage in range(len(stages) - 1)],
+        RMSNorm(weights.read(IMAGE_PREFIX + "final_norm.weight"), _TOWER_NORM_EPS),
+        [(stage.t, stage.hw) for stage in stages],
+    )
 
 
 class InklingModule:

@@ -10,12 +10,16 @@ from typing import Any
 
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, GENERATION_CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.checks import ExpectedTensors
+from specbench.engine.content.content_tokens import AUDIO, IMAGE, NUM_BANDS, NUM_BINS, ContentTokens
 from specbench.engine.layers.attention_backends.choose import AttentionFeature
-from specbench.engine.models.config_section import ConfigSection, eos_token_ids
+from specbench.engine.models.config_section import ConfigSection, eos_token_ids, top_section
+from specbench.engine.models.inkling_image_stages import ImageStage, image_stages
 from specbench.errors import UserError
 
 ARCHITECTURE = "InklingForConditionalGeneration"
 CHAIN_NORM = "model.mtp.chain_norm.weight"
+AUDIO_PREFIX = "model.audio."
+IMAGE_PREFIX = "model.visual."
 
 #: Flags of the text config, and the only value that is implemented.
 _FIXED_FLAGS: dict[str, Any] = {
@@ -57,6 +61,14 @@ class AttentionShape:
 
 
 @dataclass(frozen=True, slots=True)
+class AudioShape:
+    """Sizes of the audio tower."""
+
+    num_bands: int
+    num_bins: int
+
+
+@dataclass(frozen=True, slots=True)
 class InklingConfig:
     """Everything the model needs from config.json."""
 
@@ -90,6 +102,11 @@ class InklingConfig:
     #: Per MTP module in the checkpoint: whether its attention is windowed.
     local_modules: tuple[bool, ...]
     chain_hidden_post_norm: bool
+    #: Towers; None where the checkpoint holds none.
+    audio: AudioShape | None
+    image: tuple[ImageStage, ...] | None
+    audio_tokens: ContentTokens
+    image_tokens: ContentTokens
 
     @property
     def is_tied(self) -> bool:
@@ -162,7 +179,52 @@ def parse_config(checkpoint: Checkpoint) -> InklingConfig:
         logits_divisor=text.number("logits_mup_width_multiplier"),
         local_modules=local_modules,
         chain_hidden_post_norm=chain_hidden_post_norm,
+        audio=_audio_shape(checkpoint),
+        image=_image_stages(checkpoint),
+        audio_tokens=_content_tokens(checkpoint, "audio", ContentTokens(200020, 200053)),
+        image_tokens=_content_tokens(checkpoint, "image", ContentTokens(200005, 200054)),
     )
+
+
+def _audio_shape(checkpoint: Checkpoint) -> AudioShape | None:
+    if not _has_tensors(checkpoint, AUDIO_PREFIX):
+        return None
+    section = _tower_section(checkpoint, "audio_config")
+    return AudioShape(section.count("n_mel_bins", default=80), section.count("mel_vocab_size"))
+
+
+def _image_stages(checkpoint: Checkpoint) -> tuple[ImageStage, ...] | None:
+    if not _has_tensors(checkpoint, IMAGE_PREFIX):
+        return None
+    section = _tower_section(checkpoint, "vision_config")
+    size, temporal = section.count("patch_size"), section.count("temporal_patch_size")
+    channels = section.count("num_channels", default=3)
+    return image_stages(size, temporal, channels, section.number("n_layers", "num_hidden_layers"))
+
+
+def _has_tensors(checkpoint: Checkpoint, prefix: str) -> bool:
+    """A config describes towers that a text-only copy of the checkpoint does not hold."""
+    return any(name.startswith(prefix) for name in checkpoint.tensors)
+
+
+def _tower_section(checkpoint: Checkpoint, key: str) -> ConfigSection:
+    top = top_section(checkpoint)
+    section = top.subsection(key)
+    if section is None:
+        top.fail(key, "missing, and the checkpoint holds tensors of that tower; add it, or remove the tensors")
+    return section
+
+
+def _content_tokens(checkpoint: Checkpoint, kind: str, default: ContentTokens) -> ContentTokens:
+    top = top_section(checkpoint)
+    marker = top.count(f"{kind}_bos_token_id", default=default.marker_id)
+    return ContentTokens(marker, top.count(f"{kind}_token_id", default=default.placeholder_id))
+
+
+def content_tokens(config: InklingConfig) -> dict[str, ContentTokens]:
+    """How the kinds of content that the checkpoint has towers for are written."""
+    found = {AUDIO: config.audio_tokens} if config.audio == AudioShape(NUM_BANDS, NUM_BINS) else {}
+    return found | ({IMAGE: config.image_tokens} if config.image else {})
 
 
 def _attention_shape(text: ConfigSection, prefix: str, extent: int, window: int | None) -> AttentionShape:
@@ -223,7 +285,7 @@ Shapes = dict[str, tuple[int, ...]]
 
 def expected_tensors(config: InklingConfig, num_modules: int) -> ExpectedTensors:
     """What a target with its first `num_modules` MTP modules reads."""
-    required = _target_shapes(config)
+    required = _target_shapes(config) | _tower_shapes(config)
     for module in range(num_modules):
         required |= _module_shapes(config, module)
     unread: Shapes = {}
@@ -235,7 +297,8 @@ def expected_tensors(config: InklingConfig, num_modules: int) -> ExpectedTensors
     else:
         forbidden[CHAIN_NORM] = "chain_hidden_post_norm is false in config.json; set it to true or remove the tensor"
     float32_suffixes = ("_sconv.weight", ".global_scale", ".gate.weight", ".gate.bias")
-    return ExpectedTensors(required, unread, ("model.llm.", "model.mtp."), forbidden, float32_suffixes)
+    prefixes = ("model.llm.", "model.mtp.", AUDIO_PREFIX, IMAGE_PREFIX)
+    return ExpectedTensors(required, unread, prefixes, forbidden, float32_suffixes)
 
 
 def module_prefix(module: int) -> str:
@@ -261,6 +324,27 @@ def _target_shapes(config: InklingConfig) -> Shapes:
         shapes |= _block_shapes(config, prefix, is_local)
         shapes |= _sparse_shapes(config, prefix) if is_sparse else _dense_shapes(config, prefix)
     return shapes
+
+
+def _tower_shapes(config: InklingConfig) -> Shapes:
+    hidden = config.hidden_size
+    shapes: Shapes = {}
+    if config.audio is not None:
+        shapes[AUDIO_PREFIX + "encoder.weight"] = (config.audio.num_bands * config.audio.num_bins, hidden)
+        shapes[AUDIO_PREFIX + "final_norm.weight"] = (hidden,)
+    if config.image is not None:
+        *inner, last = config.image
+        for index, stage in enumerate(inner):
+            shapes[image_layer("linear", index)] = (stage.channels_out, stage.channels_in)
+            shapes[image_layer("norm", index)] = (stage.channels_out,)
+        shapes[image_layer("linear", len(inner))] = (hidden, last.channels_in)
+        shapes[IMAGE_PREFIX + "final_norm.weight"] = (hidden,)
+    return shapes
+
+
+def image_layer(kind: str, stage: int) -> str:
+    """Name of a stage's projection (linear) or norm in the checkpoint."""
+    return f"{IMAGE_PREFIX}layers.{kind}_{stage}.weight"
 
 
 def _module_shapes(config: InklingConfig, module: int) -> Shapes:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint, TensorEntry
 from specbench.engine.checkpoints.checks import ExpectedTensors, check_tensors
+from specbench.engine.content.content_tokens import ContentTokens
 from specbench.engine.models import (
     decoder_config,
     inkling_caches,
@@ -47,6 +48,8 @@ class ModelFamily:
     implementation: str
     #: (config, number of MTP modules, bytes of an element, faults) -> groups. None: the family has no MTP modules.
     module_cache_groups: Callable[[Any, int, int, Sequence[str]], tuple[CacheGroupSpec, ...]] | None = None
+    #: config -> how the kinds of content that the checkpoint has a tower for are written. None: text alone.
+    content_tokens: Callable[[Any], dict[str, ContentTokens]] | None = None
 
 
 def _decoder(parse_config: Callable[[Checkpoint], ModelConfig]) -> ModelFamily:
@@ -67,6 +70,7 @@ FAMILIES = {
         inkling_caches.target_cache_groups,
         "specbench.engine.models.inkling",
         inkling_caches.module_cache_groups,
+        inkling_config.content_tokens,
     ),
     llama_config.ARCHITECTURE: _decoder(llama_config.parse_config),
     mimo_config.ARCHITECTURE: ModelFamily(
@@ -176,6 +180,12 @@ def target_cache_groups(checkpoint: Checkpoint, dtype: str) -> tuple[CacheGroupS
     """What `build_model` would register, before anything is loaded."""
     config = load_model_config(checkpoint)
     return FAMILIES[config.architecture].target_cache_groups(config, _ELEMENT_SIZES[dtype])
+
+
+def content_tokens(config: ModelConfig) -> dict[str, ContentTokens]:
+    """Kinds of content that the model has a tower for, and how they are written in its vocabulary."""
+    tokens_of = FAMILIES[config.architecture].content_tokens
+    return {} if tokens_of is None else tokens_of(config)
 
 
 def module_cache_groups(

@@ -45,6 +45,14 @@ class TargetModel(Protocol):
         ...
 
 
+class ContentEncoder(Protocol):
+    """A target that hears or sees."""
+
+    def encode_content(self, kind: str, rows: torch.Tensor) -> torch.Tensor:
+        """Raw content of one kind, one token a row -> [num_rows, hidden], as the first layer takes it."""
+        ...
+
+
 class MTPModules(Protocol):
     """A stack of multi-token prediction modules; module m's row p predicts the token at p + m + 2."""
 

@@ -41,10 +41,15 @@ class DraftModules:
     ) -> Tensor:
         """The module over one pass: hidden [num_rows, hidden] -> [num_rows, hidden].
 
-        Row p takes the token at p + lookahead of its request's pool: committed tokens, then drafts.
+        Row p takes the token at p + lookahead of its request's pool: committed tokens, then drafts; where that is a
+        placeholder of audio or an image, its feature.
         """
-        token_ids = batch.token_pool[batch.rows[request_of_row], metadata.positions + lookahead].clamp_min(0)
-        return self.modules.forward_module(module, self._embed(token_ids), hidden, metadata, batch.caches)
+        positions = metadata.positions + lookahead
+        token_ids = batch.token_pool[batch.rows[request_of_row], positions].clamp_min(0)
+        embeds = self._embed(token_ids)
+        if batch.features is not None:
+            embeds = batch.features.merge(embeds, request_of_row, positions)
+        return self.modules.forward_module(module, embeds, hidden, metadata, batch.caches)
 
     def draft(self, index: int, batch: DraftBatch, hidden: Tensor) -> None:
         """Choose draft `index` of every request from a module's hidden at its last row, [num_requests, hidden]."""

@@ -14,6 +14,7 @@ import torch
 
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.layers.cache import CachePool
+from specbench.engine.layers.features import StepFeatures
 from specbench.engine.models.target import TargetModel
 from specbench.engine.sampling.drafting import DraftSampling
 
@@ -85,6 +86,8 @@ class DraftBatch:
     block_tables: torch.Tensor
     # group name -> cache: the proposer's own groups among them
     caches: Mapping[str, CachePool]
+    #: What placeholders of audio and images stand for; None where no row of this pass reads one.
+    features: StepFeatures | None
     # requests that are new to their row, whether or not they have rows in this step
     admitted: Sequence[AdmittedRequest]
     #: How drafts are drawn; None where each is the argmax.

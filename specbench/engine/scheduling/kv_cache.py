@@ -212,7 +212,8 @@ class KVCacheManager:
     def make_keys(self, request: Request) -> PrefixKeys | None:
         if not self.prefix_caching:
             return None
-        return PrefixKeys(self.block_size, request.prompt_token_ids, request.output_token_ids, request.content)
+        spans = [placed.span for placed in request.content]
+        return PrefixKeys(self.block_size, request.prompt_token_ids, request.output_token_ids, spans)
 
     def admit(
         self, row: int, keys: PrefixKeys | None = None, hit: PrefixHit | None = None

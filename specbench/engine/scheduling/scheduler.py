@@ -11,12 +11,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specbench.engine.content.placement import content_between
 from specbench.engine.request import InFlight, Request
 from specbench.engine.scheduling.kv_cache import Extent, KVCacheManager, PrefixHit
 from specbench.engine.scheduling.step import (
     DECODE,
     FINAL_CHUNK,
     PARTIAL_CHUNK,
+    ContentWindow,
     NewBlocks,
     NewRequest,
     SchedulerOutput,
@@ -192,6 +194,8 @@ class Scheduler:
                 return 0
         if added:
             self._add_blocks(request.row, added, output)
+        if request.content:
+            output.content += self._content_windows(request, mode, max_seq_len, output.num_requests)
         output.request_ids.append(request.request_id)
         output.generations.append(request.generation)
         output.rows.append(request.row)
@@ -200,6 +204,20 @@ class Scheduler:
         output.max_seq_lens.append(max_seq_len)
         request.begin_step(InFlight(num_tokens, num_tokens if mode == DECODE else int(mode == FINAL_CHUNK)))
         return num_tokens
+
+    def _content_windows(self, request: Request, mode: int, max_seq_len: int, index: int) -> list[ContentWindow]:
+        """The positions that the request's rows can read, where any of them is a placeholder: one window or none.
+
+        Rows are those of the step, and before them up to lookahead - 1 that a drafter runs again after a rejection.
+        They read the token at their position, or one up to `lookahead` positions on.
+        """
+        lookahead = self.config.num_prompt_lookahead
+        start = request.num_computed_lower
+        if mode == DECODE:
+            start = max(0, start - max(0, lookahead - 2))
+        end = max_seq_len + lookahead
+        content = content_between(request.content, start, end)
+        return [ContentWindow(index, start, end, content)] if content else []
 
     def _chunk_length(self, num_left: int, budget: int) -> int:
         """The next chunk of the prompt. It never leaves 1 .. lookahead - 1 tokens: a drafter's rows at its end would

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from specbench.engine.content.placement import PlacedContent
 from specbench.engine.sampling.parameters import RequestSampling
 from specbench.generate import TokenLogprob
 
@@ -41,6 +42,19 @@ class NewBlocks:
     block_ids: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class ContentWindow:
+    """Positions of one request that this step's rows can read, drafting's own included, and the audio or images among
+    them."""
+
+    #: Batch index.
+    request: int
+    start: int
+    end: int
+    #: What has a placeholder in [start, end).
+    content: tuple[PlacedContent, ...]
+
+
 @dataclass(slots=True)
 class SchedulerOutput:
     """One step's work. Lists over requests are in batch order."""
@@ -59,6 +73,8 @@ class SchedulerOutput:
     num_tokens: list[int] = field(default_factory=list)
     #: Upper bound of the sequence length once these tokens are in the caches.
     max_seq_lens: list[int] = field(default_factory=list)
+    #: Requests whose rows read features of audio or images in this step. Empty: all rows are token ids.
+    content: list[ContentWindow] = field(default_factory=list)
     #: Requests that lost their blocks since the last step.
     num_preempted: int = 0
     #: Blocks that lost their key, and what could be found in them, to a new holder since the last step.
