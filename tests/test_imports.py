@@ -13,7 +13,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 #: The floors of the package, the ground first. A module may import its own floor and those below it.
 FLOORS = (
-    ("records", "errors", "engine.kernels"),
+    ("records", "errors", "engine.kernels", "engine.shard"),
     (
         "generate",
         "redaction",
@@ -36,7 +36,7 @@ FLOORS = (
 )
 #: The same inside the engine.
 ENGINE_FLOORS = (
-    ("kernels",),
+    ("kernels", "shard"),
     ("config", "cache_group", "prefix_keys", "proposer_table"),
     ("layers", "checkpoints", "content", "channels", "chat", "detokenizer", "stop_strings"),
     # Metadata of rows is built alike for the target and for a drafter, so it lies below both.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specbench.engine.shard import WHOLE, Shard
+
 #: Wiring mistakes that can be injected into multi-module drafting, to see which table shows them.
 FAULTS = (
     "raw_embedding",
@@ -77,3 +79,5 @@ class EngineConfig:
     attention_backend: str = "torch"
     #: Steps that may be outstanding when the next one is scheduled: 0 or 1.
     pipeline_depth: int = 0
+    #: Which rank this is of those that hold the model together.
+    shard: Shard = WHOLE

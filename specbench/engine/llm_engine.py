@@ -25,6 +25,7 @@ from specbench.engine.execution.model_runner import ModelRunner
 from specbench.engine.execution.request_state import RequestState
 from specbench.engine.layers.attention_backends.choose import make_backend
 from specbench.engine.layers.cache import CachePool
+from specbench.engine.layers.parallel import ALONE, TensorParallel
 from specbench.engine.models.model_config import ModelConfig
 from specbench.engine.models.registry import (
     build_model,
@@ -87,7 +88,9 @@ class LLMEngine:
         config: EngineConfig,
         clock: Callable[[], float] = time.perf_counter,
         on_progress: Callable[[str], None] = lambda message: None,
+        parallel: TensorParallel = ALONE,
     ):
+        assert parallel.shard == config.shard
         self.config = config
         self.clock = clock
         on_progress("reading the checkpoint")
@@ -97,7 +100,12 @@ class LLMEngine:
         on_progress("loading weights")
         device = torch.device(config.device)
         self.model = build_model(
-            checkpoint, self.model_config, _DTYPES[config.dtype], device, make_backend(config.attention_backend)
+            checkpoint,
+            self.model_config,
+            _DTYPES[config.dtype],
+            device,
+            make_backend(config.attention_backend),
+            parallel,
         )
         proposer = make_proposer(config, checkpoint)
         requirements = _NO_PROPOSER if proposer is None else proposer.requirements()
@@ -397,7 +405,7 @@ def plan_engine_memory(config: EngineConfig) -> MemoryPlan:
     checkpoint = open_checkpoint(config.checkpoint, config.load)
     proposer = make_proposer(config, checkpoint)
     requirements = _NO_PROPOSER if proposer is None else proposer.requirements()
-    specs = target_cache_groups(checkpoint, config.dtype) + requirements.cache_groups
+    specs = target_cache_groups(checkpoint, config.dtype, config.shard) + requirements.cache_groups
     return _plan_memory(config, checkpoint, load_model_config(checkpoint), specs, requirements)
 
 
@@ -411,7 +419,7 @@ def _plan_memory(
     """The k + 1 rows of logits of a full batch exist once a step: they are counted as if they stayed."""
     num_logits = min(config.max_num_seqs * (config.num_speculative_tokens + 1), config.max_num_batched_tokens)
     fixed_bytes = {
-        "target_weights": target_weight_bytes(checkpoint, config.dtype, config.device),
+        "target_weights": target_weight_bytes(checkpoint, config.dtype, config.device, config.shard),
         "draft_weights": requirements.weight_bytes,
         "logits": num_logits * model_config.vocab_size * torch.float32.itemsize,
         "draft_probabilities": draft_probability_bytes(config, model_config.vocab_size),

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from specbench.engine.cache_group import CacheGroupSpec
-from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.weights import WeightReader
 from specbench.engine.layers.attention import RotaryAttention, by_group
 from specbench.engine.layers.attention_backends.backend import AttentionBackend, AttentionPass
@@ -24,6 +23,7 @@ from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.mlp import GatedMLP
 from specbench.engine.layers.moe import MixtureOfExperts, SoftmaxRouter
 from specbench.engine.layers.norm import RMSNorm
+from specbench.engine.layers.parallel import Vocabulary
 from specbench.engine.layers.rotary import RotaryEmbedding, Rotation
 from specbench.engine.models.decoder_config import (
     EMBEDDING,
@@ -56,6 +56,7 @@ class DecoderLayer:
     ) -> None:
         self._group = group.name
         self._cache_index = cache_index
+        self._parallel = weights.parallel
         self._attention_norm = RMSNorm(weights.read(prefix + "input_layernorm.weight"), config.rms_norm_eps)
         self._mlp_norm = RMSNorm(weights.read(prefix + "post_attention_layernorm.weight"), config.rms_norm_eps)
         self._attention = _read_attention(config, weights, prefix + "self_attn.", group, heads_by_group)
@@ -65,7 +66,7 @@ class DecoderLayer:
                 make_linear(
                     *_read_projections(weights, prefix + "mlp.", ("gate_proj", "up_proj"), config.has_mlp_bias)
                 ),
-                make_linear(*_read_projections(weights, prefix + "mlp.", ("down_proj",), config.has_mlp_bias)),
+                make_linear(*_read_reduced(weights, prefix + "mlp.down_proj", config.has_mlp_bias)),
             )
         else:
             self._mlp = _read_experts(experts, weights, prefix + "mlp.")
@@ -76,8 +77,9 @@ class DecoderLayer:
     ) -> Tensor:
         # x: [T, hidden]
         (kv_cache,) = caches[self._group].layers[self._cache_index]
-        x = x + self._attention(self._attention_norm(x), metadata, attention, rotation, kv_cache)
-        return x + self._mlp(self._mlp_norm(x))
+        attended = self._attention(self._attention_norm(x), metadata, attention, rotation, kv_cache)
+        x = x + self._parallel.all_reduce(attended)
+        return x + self._parallel.all_reduce(self._mlp(self._mlp_norm(x)))
 
 
 def _read_projections(
@@ -86,6 +88,12 @@ def _read_projections(
     """Projections of the same input as one: weight and bias."""
     weight = weights.read_rows([f"{prefix}{name}.weight" for name in names])
     return weight, weights.read_rows([f"{prefix}{name}.bias" for name in names]) if has_bias else None
+
+
+def _read_reduced(weights: WeightReader, name: str, has_bias: bool) -> tuple[Tensor, Tensor | None]:
+    """A projection whose products the ranks add up: weight, and the bias, which one rank adds."""
+    weight = weights.read(name + ".weight")
+    return weight, weights.read(name + ".bias").mul_(weights.parallel.rank == 0) if has_bias else None
 
 
 def _read_attention(
@@ -99,7 +107,7 @@ def _read_attention(
         )
         head_norm = RMSNorm(torch.cat(norms), config.rms_norm_eps)
     inputs, input_bias = _read_projections(weights, prefix, ("q_proj", "k_proj", "v_proj"), config.has_attention_bias)
-    outputs, output_bias = _read_projections(weights, prefix, ("o_proj",), config.has_output_bias)
+    outputs, output_bias = _read_reduced(weights, prefix + "o_proj", config.has_output_bias)
     of_heads = (inputs, outputs.T, *([] if input_bias is None else [input_bias])) if heads_by_group else ()
     for of_queries in of_heads:
         queries = of_queries[: config.query_width]
@@ -140,10 +148,12 @@ class DecoderModel:
         self.vocab_size = config.vocab_size
         self.dtype = weights.dtype
         self.device = weights.device
+        self.parallel = weights.parallel
+        self.vocabulary = Vocabulary(config.vocab_size, weights.parallel)
         table = weights.read(EMBEDDING)
-        self._embedding = Embedding(table)
+        self._embedding = Embedding(table, self.vocabulary)
         head = make_linear(table if config.is_tied else weights.read(HEAD))
-        self._head = LogitsHead(head, divisor=1.0)
+        self._head = LogitsHead(head, 1.0, self.vocabulary)
         self._final_norm = RMSNorm(weights.read(FINAL_NORM), config.rms_norm_eps)
         self._cache_groups = target_cache_groups(config, weights.dtype.itemsize)
         places = {name: (group, index) for group in self._cache_groups for index, name in enumerate(group.layers)}
@@ -198,13 +208,11 @@ class DecoderModel:
         """[R, hidden] -> [R, vocab_size] fp32."""
         return self._head(hidden)
 
+    def compute_own_logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] -> fp32 [R, this rank's range of the vocabulary]."""
+        return self._head.own_logits(hidden)
 
-def load_model(
-    checkpoint: Checkpoint,
-    config: DecoderConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    attention: AttentionBackend,
-) -> TargetModel:
-    """The target of a checked checkpoint."""
-    return DecoderModel(config, WeightReader(checkpoint, dtype, device), attention)
+
+def load_model(weights: WeightReader, config: DecoderConfig, attention: AttentionBackend) -> TargetModel:
+    """The target of a checked checkpoint; `config` holds the rank's shares."""
+    return DecoderModel(config, weights, attention)

@@ -7,7 +7,7 @@ not belong here: which architecture writes which fields (llama_config.py, qwen3_
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specbench.engine.cache_group import CacheGroupSpec, StreamSpec
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, GENERATION_CONFIG_FILE, Checkpoint
@@ -16,6 +16,7 @@ from specbench.engine.layers.attention_backends.choose import AttentionFeature
 from specbench.engine.layers.rotary_config import RotaryConfig
 from specbench.engine.models.config_section import eos_token_ids, top_section
 from specbench.engine.models.rotary_fields import max_model_len, parse_rotary
+from specbench.engine.shard import Shard, SplitCount, check_split
 
 #: Where `transformers` takes the ids from that end a text: the instruct models' further ids are in the first.
 _EOS_FILES = (GENERATION_CONFIG_FILE, CONFIG_FILE)
@@ -63,6 +64,8 @@ class DecoderConfig:
     experts: tuple[ExpertShape | None, ...]
     #: Whether the head is the token table.
     is_tied: bool
+    #: Rows of the token table that are read: vocab_size, or a rank's share.
+    num_table_rows: int
     #: MTP modules in the checkpoint.
     num_modules: int = 0
 
@@ -131,7 +134,30 @@ def parse_decoder_config(
         dense_width=config.count("intermediate_size"),
         experts=experts,
         is_tied=config.flag("tie_word_embeddings"),
+        num_table_rows=config.count("vocab_size"),
         num_modules=num_modules,
+    )
+
+
+def shard_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
+    """The same with one rank's shares: heads, widths, rows of the token table. UserError where they cannot be split."""
+    if shard.size == 1:
+        return config
+    heads = SplitCount(config.num_heads, "attention heads")
+    kv_heads = SplitCount(config.num_kv_heads, "key-value heads", is_replicable=True)
+    dense = SplitCount(config.dense_width, "columns of the MLP")
+    widths = {each.width for each in config.experts if each is not None}
+    experts = [SplitCount(width, "columns of an expert", unit=8) for width in sorted(widths)]
+    has_dense = config.num_modules > 0 or any(each is None for each in config.experts)
+    check_split([heads, kv_heads, *([dense] if has_dense else []), *experts], shard.size)
+    start, stop = shard.range_of(config.vocab_size)
+    return replace(
+        config,
+        num_heads=heads.share(shard.size),
+        num_kv_heads=kv_heads.share(shard.size),
+        dense_width=dense.share(shard.size),
+        experts=tuple(each and replace(each, width=each.width // shard.size) for each in config.experts),
+        num_table_rows=stop - start,
     )
 
 
@@ -147,7 +173,7 @@ def expected_tensors(config: DecoderConfig, num_modules: int) -> ExpectedTensors
     """What the target reads: plain decoders have no modules."""
     assert num_modules == 0
     hidden = config.hidden_size
-    table = (config.vocab_size, hidden)
+    table = (config.num_table_rows, hidden)
     required: Shapes = {EMBEDDING: table, FINAL_NORM: (hidden,)}
     # Some tied checkpoints store the head all the same, and old ones the rotary frequencies.
     redundant: Shapes = {HEAD: table} if config.is_tied else {}

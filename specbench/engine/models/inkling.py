@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.engine.cache_group import CacheGroupSpec
-from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.weights import WeightReader
 from specbench.engine.content.content_tokens import AUDIO
 from specbench.engine.kernels.attention import RelativeBias
@@ -26,6 +25,7 @@ from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.mlp import GatedMLP, deinterleave
 from specbench.engine.layers.moe import MixtureOfExperts, SharedExpertRouter
 from specbench.engine.layers.norm import RMSNorm
+from specbench.engine.layers.parallel import Vocabulary
 from specbench.engine.layers.short_conv import ShortConv
 from specbench.engine.layers.towers import AudioTower, ImageTower
 from specbench.engine.models.inkling_caches import module_cache_groups, target_cache_groups
@@ -76,6 +76,7 @@ class InklingBlock:
         self.kv_group = kv_group.name
         self.extent = shape.extent
         self._conv_group = conv_group.name
+        self._parallel = weights.parallel
         norm_eps = config.rms_norm_eps
         self._attention_norm = RMSNorm(weights.read(prefix + "attn_norm.weight"), norm_eps)
         self._mlp_norm = RMSNorm(weights.read(prefix + "mlp_norm.weight"), norm_eps)
@@ -133,8 +134,10 @@ class InklingBlock:
         slots = metadata.slot_mapping[self._conv_group]
         taps = metadata.tap_slots[self._conv_group]
         attended = self._attention(self._attention_norm(x), metadata, attention, kv_cache, kv_inputs, log_scale)
-        x = x + self._attention_conv(attended, attention_outputs, slots, taps)
-        return x + self._mlp_conv(self._mlp(self._mlp_norm(x)), mlp_outputs, slots, taps)
+        attended = self._parallel.reduce_scatter_channels(attended)
+        x = x + self._parallel.all_gather_channels(self._attention_conv(attended, attention_outputs, slots, taps))
+        passed = self._parallel.reduce_scatter_channels(self._mlp(self._mlp_norm(x)))
+        return x + self._parallel.all_gather_channels(self._mlp_conv(passed, mlp_outputs, slots, taps))
 
 
 def _read_experts(config: InklingConfig, weights: WeightReader, prefix: str) -> MixtureOfExperts:
@@ -174,11 +177,13 @@ class InklingModel:
         self.vocab_size = config.vocab_size
         self.dtype = weights.dtype
         self.device = weights.device
-        self._embedding = Embedding(weights.read("model.llm.embed.weight"))
+        self.parallel = weights.parallel
+        self.vocabulary = Vocabulary(config.vocab_size, weights.parallel)
+        self._embedding = Embedding(weights.read("model.llm.embed.weight"), self.vocabulary)
         self._embed_norm = RMSNorm(weights.read("model.llm.embed_norm.weight"), config.rms_norm_eps)
         self._final_norm = RMSNorm(weights.read("model.llm.norm.weight"), config.rms_norm_eps)
         unembedding = weights.read("model.llm.unembed.weight")[: config.vocab_size]
-        self._head = LogitsHead(Linear(unembedding), config.logits_divisor)
+        self._head = LogitsHead(Linear(unembedding), config.logits_divisor, self.vocabulary)
         self._cache_groups = target_cache_groups(config, weights.dtype.itemsize)
         index = CacheIndex(self._cache_groups)
         self._is_local = config.local_layers
@@ -248,6 +253,10 @@ class InklingModel:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab_size] fp32."""
         return self._head(hidden)
+
+    def compute_own_logits(self, hidden: Tensor) -> Tensor:
+        """[R, hidden] -> fp32 [R, this rank's range of the vocabulary]."""
+        return self._head.own_logits(hidden)
 
 
 #: Towers have an eps of their own, which no field of the config changes.
@@ -344,21 +353,18 @@ class InklingMTPModules:
         """[R, hidden] -> [R, vocab_size] fp32, by the target's head."""
         return self._target.compute_logits(hidden)
 
+    def compute_own_logits(self, hidden: Tensor) -> Tensor:
+        """The same of this rank's range of the vocabulary."""
+        return self._target.compute_own_logits(hidden)
 
-def load_model(
-    checkpoint: Checkpoint,
-    config: InklingConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    attention: AttentionBackend,
-) -> InklingModel:
-    """The target of a checked checkpoint."""
-    return InklingModel(config, WeightReader(checkpoint, dtype, device), attention)
+
+def load_model(weights: WeightReader, config: InklingConfig, attention: AttentionBackend) -> InklingModel:
+    """The target of a checked checkpoint; `config` holds the rank's shares."""
+    return InklingModel(config, weights, attention)
 
 
 def load_modules(
-    checkpoint: Checkpoint, target: InklingModel, num_modules: int, faults: tuple[str, ...]
+    weights: WeightReader, target: InklingModel, num_modules: int, faults: tuple[str, ...]
 ) -> InklingMTPModules:
     """The first `num_modules` modules of a checked checkpoint."""
-    weights = WeightReader(checkpoint, target.dtype, target.device)
     return InklingMTPModules(target.config, weights, target, num_modules, faults)

@@ -74,6 +74,6 @@ def _conv_streams(config: InklingConfig, shape: AttentionShape) -> tuple[StreamS
     """Inputs of a block's convolutions: of keys and values together, of the attention's output, of the MLP's."""
     return (
         StreamSpec("kv", (2 * shape.kv_width,)),
-        StreamSpec("attention", (config.hidden_size,)),
-        StreamSpec("mlp", (config.hidden_size,)),
+        StreamSpec("attention", (config.conv_channels,)),
+        StreamSpec("mlp", (config.conv_channels,)),
     )

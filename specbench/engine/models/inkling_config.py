@@ -5,7 +5,7 @@ Belongs here: fields, their two spellings, names and shapes of tensors. Does not
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, GENERATION_CONFIG_FILE, Checkpoint
@@ -14,12 +14,14 @@ from specbench.engine.content.content_tokens import AUDIO, IMAGE, NUM_BANDS, NUM
 from specbench.engine.layers.attention_backends.choose import AttentionFeature
 from specbench.engine.models.config_section import ConfigSection, eos_token_ids, top_section
 from specbench.engine.models.inkling_image_stages import ImageStage, image_stages
+from specbench.engine.shard import Shard, SplitCount, check_split
 from specbench.errors import UserError
 
 ARCHITECTURE = "InklingForConditionalGeneration"
 CHAIN_NORM = "model.mtp.chain_norm.weight"
 AUDIO_PREFIX = "model.audio."
 IMAGE_PREFIX = "model.visual."
+VOCABULARY_TENSORS = ("model.llm.embed.weight", "model.llm.unembed.weight")
 
 #: Flags of the text config, and the only value that is implemented.
 _FIXED_FLAGS: dict[str, Any] = {
@@ -87,6 +89,8 @@ class InklingConfig:
     log_scaling_floor: int | None
     log_scaling_alpha: float
     conv_kernel_size: int
+    #: Of the convolutions behind attention and MLP: hidden_size, or a rank's share.
+    conv_channels: int
     #: Per layer: whether its attention is windowed.
     local_layers: tuple[bool, ...]
     #: Per layer: whether its MLP is a mixture of experts.
@@ -168,6 +172,7 @@ def parse_config(checkpoint: Checkpoint) -> InklingConfig:
         log_scaling_floor=text.optional("log_scaling_n_floor"),
         log_scaling_alpha=text.optional("log_scaling_alpha") or 0.0,
         conv_kernel_size=text.number("sconv_kernel_size", "conv_kernel_size"),
+        conv_channels=text.number("hidden_size"),
         local_layers=_local_layers(text, num_layers),
         sparse_layers=_sparse_layers(text, num_layers),
         dense_width=dense_width,
@@ -280,6 +285,38 @@ def _modules(raw: dict[str, Any], text: ConfigSection) -> tuple[tuple[bool, ...]
     return tuple(module in local_ids for module in range(num_modules)), chain_hidden_post_norm
 
 
+def shard_config(config: InklingConfig, shard: Shard) -> InklingConfig:
+    """The same with one rank's shares: heads, widths, channels of convolutions, rows of token table and head. UserError
+    where they cannot be split."""
+    if shard.size == 1:
+        return config
+    kinds = {"global": config.global_attention, "local": config.local_attention}
+    heads = {kind: SplitCount(shape.num_heads, f"heads of {kind} attention") for kind, shape in kinds.items()}
+    kv_heads = {
+        kind: SplitCount(shape.num_kv_heads, f"key-value heads of {kind} attention", is_replicable=True)
+        for kind, shape in kinds.items()
+    }
+    dense = SplitCount(config.dense_width, "columns of a dense MLP")
+    expert = SplitCount(config.expert_width, "columns of an expert", unit=8)
+    channels = SplitCount(config.hidden_size, "channels of a convolution")
+    check_split([*heads.values(), *kv_heads.values(), dense, expert, channels], shard.size)
+
+    def share_of(kind: str) -> AttentionShape:
+        own_heads, own_kv_heads = heads[kind].share(shard.size), kv_heads[kind].share(shard.size)
+        return replace(kinds[kind], num_heads=own_heads, num_kv_heads=own_kv_heads)
+
+    start, stop = shard.range_of(config.vocab_size)
+    return replace(
+        config,
+        padded_vocab_size=stop - start,
+        global_attention=share_of("global"),
+        local_attention=share_of("local"),
+        conv_channels=channels.share(shard.size),
+        dense_width=dense.share(shard.size),
+        expert_width=expert.share(shard.size),
+    )
+
+
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -376,8 +413,8 @@ def _block_shapes(config: InklingConfig, prefix: str, is_local: bool) -> Shapes:
         prefix + "attn.k_sconv.weight": (attention.kv_width, 1, kernel),
         prefix + "attn.v_sconv.weight": (attention.kv_width, 1, kernel),
         prefix + "attn.rel_logits_proj.proj": (config.d_rel, attention.extent),
-        prefix + "attn_sconv.weight": (hidden, 1, kernel),
-        prefix + "mlp_sconv.weight": (hidden, 1, kernel),
+        prefix + "attn_sconv.weight": (config.conv_channels, 1, kernel),
+        prefix + "mlp_sconv.weight": (config.conv_channels, 1, kernel),
     }
 
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from specbench.engine.cache_group import CacheGroupSpec
-from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.weights import WeightReader
 from specbench.engine.layers.linear import make_linear
 from specbench.engine.layers.metadata import AttentionMetadata
@@ -77,10 +76,11 @@ class MiMoModules:
         """[R, hidden] -> [R, vocab_size] fp32, by the target's head."""
         return self._target.compute_logits(hidden)
 
+    def compute_own_logits(self, hidden: Tensor) -> Tensor:
+        """The same of this rank's range of the vocabulary."""
+        return self._target.compute_own_logits(hidden)
 
-def load_modules(
-    checkpoint: Checkpoint, target: DecoderModel, num_modules: int, faults: tuple[str, ...]
-) -> MiMoModules:
+
+def load_modules(weights: WeightReader, target: DecoderModel, num_modules: int, faults: tuple[str, ...]) -> MiMoModules:
     """The first `num_modules` modules of a checked checkpoint. Faults act in the proposer."""
-    weights = WeightReader(checkpoint, target.dtype, target.device)
     return MiMoModules(target.config, weights, target, num_modules)

@@ -23,12 +23,15 @@ from specbench.engine.models import (
     qwen3_config,
 )
 from specbench.engine.models.model_config import ModelConfig
+from specbench.engine.shard import WHOLE, Part, Shard, tensor_parts
 from specbench.errors import UserError
 
 if TYPE_CHECKING:
     import torch
 
+    from specbench.engine.checkpoints.weights import WeightReader
     from specbench.engine.layers.attention_backends.backend import AttentionBackend
+    from specbench.engine.layers.parallel import TensorParallel
     from specbench.engine.models.target import MTPModules, TargetModel
 
 #: Bytes of one element, by EngineConfig.dtype.
@@ -44,6 +47,10 @@ class ModelFamily:
     expected_tensors: Callable[[Any, int], ExpectedTensors]
     #: (config, bytes of an element) -> groups
     target_cache_groups: Callable[[Any, int], tuple[CacheGroupSpec, ...]]
+    #: (config, rank) -> the config with the rank's shares
+    shard_config: Callable[[Any, Shard], Any]
+    #: Tensors with a row for each token id, of which a rank reads a range.
+    vocabulary_tensors: tuple[str, ...]
     #: Module with `load_model`, and with `load_modules` where there are MTP modules; it imports torch.
     implementation: str
     #: (config, number of MTP modules, bytes of an element, faults) -> groups. None: the family has no MTP modules.
@@ -58,6 +65,8 @@ def _decoder(parse_config: Callable[[Checkpoint], ModelConfig]) -> ModelFamily:
         parse_config,
         decoder_config.expected_tensors,
         decoder_config.target_cache_groups,
+        decoder_config.shard_config,
+        (decoder_config.EMBEDDING, decoder_config.HEAD),
         "specbench.engine.models.decoder",
     )
 
@@ -68,6 +77,8 @@ FAMILIES = {
         inkling_config.parse_config,
         inkling_config.expected_tensors,
         inkling_caches.target_cache_groups,
+        inkling_config.shard_config,
+        inkling_config.VOCABULARY_TENSORS,
         "specbench.engine.models.inkling",
         inkling_caches.module_cache_groups,
         inkling_config.content_tokens,
@@ -77,6 +88,8 @@ FAMILIES = {
         mimo_config.parse_config,
         mimo_config.expected_tensors,
         decoder_config.target_cache_groups,
+        decoder_config.shard_config,
+        (decoder_config.EMBEDDING, decoder_config.HEAD),
         "specbench.engine.models.mimo",
         mimo_config.module_cache_groups,
     ),
@@ -130,12 +143,42 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device,
     attention: AttentionBackend,
+    parallel: TensorParallel | None = None,
 ) -> TargetModel:
-    """The target, with its weights."""
+    """The target, with its weights; with `parallel`, this rank's share of them."""
     check_checkpoint(checkpoint, config, num_modules=0)
-    implementation = importlib.import_module(FAMILIES[config.architecture].implementation)
-    model: TargetModel = implementation.load_model(checkpoint, config, dtype, device, attention)
+    weights = _reader(checkpoint, config, 0, dtype, device, parallel)
+    family = FAMILIES[config.architecture]
+    implementation = importlib.import_module(family.implementation)
+    own_config = family.shard_config(config, weights.parallel.shard)
+    model: TargetModel = implementation.load_model(weights, own_config, attention)
     return model
+
+
+def _reader(
+    checkpoint: Checkpoint,
+    config: ModelConfig,
+    num_modules: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    parallel: TensorParallel | None,
+) -> WeightReader:
+    from specbench.engine.checkpoints.weights import WeightReader
+    from specbench.engine.layers.parallel import ALONE
+
+    parallel = parallel or ALONE
+    return WeightReader(checkpoint, dtype, device, parallel, weight_parts(config, num_modules, parallel.shard))
+
+
+def weight_parts(config: ModelConfig, num_modules: int, shard: Shard) -> dict[str, Part]:
+    """Tensor name -> the slice of it that a rank reads, where that is not all of it."""
+    if shard.size == 1:
+        return {}
+    family = FAMILIES[config.architecture]
+    own = family.expected_tensors(family.shard_config(config, shard), num_modules).required
+    parts = tensor_parts(family.expected_tensors(config, num_modules).required, own, shard)
+    ids = Part(0, *shard.range_of(config.vocab_size))
+    return parts | {name: ids for name in family.vocabulary_tensors if name in own}
 
 
 def build_modules(
@@ -145,7 +188,8 @@ def build_modules(
     config = load_model_config(checkpoint)
     check_checkpoint(checkpoint, config, num_modules)
     implementation = importlib.import_module(FAMILIES[config.architecture].implementation)
-    modules: MTPModules = implementation.load_modules(checkpoint, target, num_modules, faults)
+    weights = _reader(checkpoint, config, num_modules, target.dtype, target.device, target.parallel)
+    modules: MTPModules = implementation.load_modules(weights, target, num_modules, faults)
     return modules
 
 
@@ -156,29 +200,35 @@ def num_parameters(checkpoint: Checkpoint) -> int:
     return sum(math.prod(entry.shape) for name, entry in checkpoint.tensors.items() if name not in redundant)
 
 
-def target_weight_bytes(checkpoint: Checkpoint, dtype: str, device: str) -> int:
+def _sharded_config(checkpoint: Checkpoint, shard: Shard) -> Any:
+    config = load_model_config(checkpoint)
+    return FAMILIES[config.architecture].shard_config(config, shard)
+
+
+def target_weight_bytes(checkpoint: Checkpoint, dtype: str, device: str, shard: Shard = WHOLE) -> int:
     """Bytes of what `build_model` would hold, before anything is loaded."""
     import torch
 
     from specbench.engine.layers.linear import can_pack
 
-    config, size = load_model_config(checkpoint), _ELEMENT_SIZES[dtype]
-    num_elements = config.vocab_size * config.hidden_size
+    config, size = _sharded_config(checkpoint, shard), _ELEMENT_SIZES[dtype]
+    start, stop = shard.range_of(config.vocab_size)
+    num_elements = (stop - start) * config.hidden_size
     is_head_copied = config.is_tied and can_pack(num_elements, getattr(torch, dtype), torch.device(device))
     head_copy = num_elements * size if is_head_copied else 0
     return FAMILIES[config.architecture].expected_tensors(config, 0).num_bytes(size) + head_copy
 
 
-def module_weight_bytes(checkpoint: Checkpoint, dtype: str, num_modules: int) -> int:
+def module_weight_bytes(checkpoint: Checkpoint, dtype: str, num_modules: int, shard: Shard = WHOLE) -> int:
     """Bytes of what `build_modules` would hold, before anything is loaded."""
-    config = load_model_config(checkpoint)
+    config = _sharded_config(checkpoint, shard)
     expected_tensors, size = FAMILIES[config.architecture].expected_tensors, _ELEMENT_SIZES[dtype]
     return expected_tensors(config, num_modules).num_bytes(size) - expected_tensors(config, 0).num_bytes(size)
 
 
-def target_cache_groups(checkpoint: Checkpoint, dtype: str) -> tuple[CacheGroupSpec, ...]:
+def target_cache_groups(checkpoint: Checkpoint, dtype: str, shard: Shard = WHOLE) -> tuple[CacheGroupSpec, ...]:
     """What `build_model` would register, before anything is loaded."""
-    config = load_model_config(checkpoint)
+    config = _sharded_config(checkpoint, shard)
     return FAMILIES[config.architecture].target_cache_groups(config, _ELEMENT_SIZES[dtype])
 
 
@@ -189,10 +239,10 @@ def content_tokens(config: ModelConfig) -> dict[str, ContentTokens]:
 
 
 def module_cache_groups(
-    checkpoint: Checkpoint, dtype: str, num_modules: int, faults: tuple[str, ...] = ()
+    checkpoint: Checkpoint, dtype: str, num_modules: int, faults: tuple[str, ...] = (), shard: Shard = WHOLE
 ) -> tuple[tuple[CacheGroupSpec, ...], int]:
     """What `build_modules` would register, and the hidden size, before anything is loaded."""
-    config = load_model_config(checkpoint)
+    config = _sharded_config(checkpoint, shard)
     groups_of = FAMILIES[config.architecture].module_cache_groups
     assert groups_of is not None, "run_config refuses MTP where the checkpoint has no modules"
     return groups_of(config, num_modules, _ELEMENT_SIZES[dtype], faults), config.hidden_size

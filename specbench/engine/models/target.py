@@ -11,6 +11,7 @@ from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.layers.attention_backends.backend import AttentionBackend
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
+from specbench.engine.layers.parallel import TensorParallel, Vocabulary
 
 
 class TargetModel(Protocol):
@@ -20,6 +21,8 @@ class TargetModel(Protocol):
     vocab_size: int
     dtype: torch.dtype
     device: torch.device
+    parallel: TensorParallel
+    vocabulary: Vocabulary
     #: Attention group name -> distances that its relative bias covers.
     relative_extents: dict[str, int]
     attention: AttentionBackend
@@ -42,6 +45,10 @@ class TargetModel(Protocol):
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_rows, hidden] -> fp32 [num_rows, vocab]."""
+        ...
+
+    def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[num_rows, hidden] -> fp32 [num_rows, this rank's range of the vocabulary]."""
         ...
 
 
@@ -74,3 +81,5 @@ class MTPModules(Protocol):
         ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
+
+    def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...

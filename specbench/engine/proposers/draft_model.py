@@ -85,7 +85,7 @@ class DraftModel:
         self.limit = min(config.max_model_len, self.model_config.max_model_len)
 
     def requirements(self) -> ProposerRequirements:
-        own_groups = target_cache_groups(self.checkpoint, self.config.dtype)
+        own_groups = target_cache_groups(self.checkpoint, self.config.dtype, self.config.shard)
         return ProposerRequirements(
             num_speculative_tokens=self.k,
             cache_groups=tuple(
@@ -93,12 +93,14 @@ class DraftModel:
             ),
             num_prompt_lookahead=0,
             fixed_bytes=0,
-            weight_bytes=target_weight_bytes(self.checkpoint, self.config.dtype, self.config.device),
+            weight_bytes=target_weight_bytes(self.checkpoint, self.config.dtype, self.config.device, self.config.shard),
         )
 
     def load(self, target: TargetModel) -> None:
         self.device = target.device
-        self.model = build_model(self.checkpoint, self.model_config, target.dtype, target.device, target.attention)
+        self.model = build_model(
+            self.checkpoint, self.model_config, target.dtype, target.device, target.attention, target.parallel
+        )
         self.groups = self.model.cache_groups()
         self.metadata_builder = AttentionMetadataBuilder(
             self.groups,

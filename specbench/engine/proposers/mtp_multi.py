@@ -75,13 +75,15 @@ class MultiModuleMTP:
         self.window_size = self.num_modules - 1 + ("hidden_off_by_one" in self.faults)
 
     def requirements(self) -> ProposerRequirements:
-        specs, hidden_size = module_cache_groups(self.checkpoint, self.config.dtype, self.num_modules, self.faults)
+        specs, hidden_size = module_cache_groups(
+            self.checkpoint, self.config.dtype, self.num_modules, self.faults, self.config.shard
+        )
         return ProposerRequirements(
             num_speculative_tokens=self.num_modules,
             cache_groups=specs,
             num_prompt_lookahead=self.num_modules,
             fixed_bytes=self.max_num_seqs * self.window_size * hidden_size * specs[0].element_size,
-            weight_bytes=module_weight_bytes(self.checkpoint, self.config.dtype, self.num_modules),
+            weight_bytes=module_weight_bytes(self.checkpoint, self.config.dtype, self.num_modules, self.config.shard),
         )
 
     def load(self, target: TargetModel) -> None:

@@ -33,13 +33,13 @@ class SingleModuleMTP:
         self.k = config.num_speculative_tokens
 
     def requirements(self) -> ProposerRequirements:
-        specs, _ = module_cache_groups(self.checkpoint, self.config.dtype, num_modules=1)
+        specs, _ = module_cache_groups(self.checkpoint, self.config.dtype, num_modules=1, shard=self.config.shard)
         return ProposerRequirements(
             num_speculative_tokens=self.k,
             cache_groups=tuple(replace(spec, num_draft_slots=self.k - 1) for spec in specs),
             num_prompt_lookahead=1,
             fixed_bytes=0,
-            weight_bytes=module_weight_bytes(self.checkpoint, self.config.dtype, num_modules=1),
+            weight_bytes=module_weight_bytes(self.checkpoint, self.config.dtype, 1, self.config.shard),
         )
 
     def load(self, target: TargetModel) -> None:

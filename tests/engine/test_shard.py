@@ -1,0 +1,161 @@
+"""How models are split over ranks, without ranks: what is refused, which slices are read, what the full models take."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.checkpoints.weights import WeightReader
+from specbench.engine.layers.attention_backends.choose import make_backend
+from specbench.engine.layers.parallel import ALONE, TensorParallel
+from specbench.engine.models import registry
+from specbench.engine.models.inkling import InklingModel, load_modules
+from specbench.engine.models.inkling_config import parse_config
+from specbench.engine.shard import Part, Shard, SplitCount, check_split
+from specbench.errors import UserError
+from tests.engine.tiny_decoders import build_tiny_decoder
+from tests.engine.tiny_inkling import build_tiny_inkling
+
+#: The published sizes (see the reference page of the family).
+INKLING: dict[str, Any] = {
+    "vocab_size": 201024,
+    "unpadded_vocab_size": 200058,
+    "hidden_size": 6144,
+    "num_hidden_layers": 66,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "swa_num_attention_heads": 64,
+    "swa_num_key_value_heads": 16,
+    "swa_head_dim": 128,
+    "sliding_window_size": 512,
+    "d_rel": 16,
+    "rel_extent": 1024,
+    "log_scaling_n_floor": 128000,
+    "log_scaling_alpha": 0.1,
+    "model_max_length": 1048576,
+    "rms_norm_eps": 1e-6,
+    "sconv_kernel_size": 4,
+    "dense_mlp_idx": 2,
+    "dense_intermediate_size": 24576,
+    "intermediate_size": 3072,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 2,
+    "route_scale": 8.0,
+    "logits_mup_width_multiplier": 24,
+}
+INKLING_CHECKPOINT = Checkpoint(
+    Path("inkling"),
+    {
+        "architectures": ["InklingForConditionalGeneration"],
+        "eos_token_id": 200006,
+        "text_config": INKLING,
+        "mtp_config": {"num_nextn_predict_layers": 8, "local_layer_ids": [0, 2, 4, 5, 6, 7]},
+    },
+    {},
+    (),
+)
+
+
+def test_ranges_cover_what_does_not_split_evenly():
+    ranges = [Shard(rank, 4).range_of(250) for rank in range(4)]
+    assert ranges == [(0, 63), (63, 126), (126, 189), (189, 250)]
+
+
+def test_a_refusal_names_the_count_and_every_size_that_works():
+    heads, kv_heads = SplitCount(24, "heads"), SplitCount(4, "key-value heads", is_replicable=True)
+    check_split([heads, kv_heads], 8)  # two ranks hold the same key-value head
+    with pytest.raises(UserError, match="16 ranks cannot share 24 heads; say 1, 2, 4, 8, 12, 24"):
+        check_split([heads, kv_heads], 16)
+    with pytest.raises(UserError, match="4 ranks cannot share 48 columns in multiples of 8; say 1, 2, 3, 6"):
+        check_split([SplitCount(48, "columns", unit=8)], 4)
+    with pytest.raises(UserError, match="5 ranks cannot share 64 heads of global attention; say 1, 2, 4, 8, 16, 32"):
+        registry.weight_parts(parse_config(INKLING_CHECKPOINT), 0, Shard(0, 5))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ["inkling", "llama biases", "qwen3 tied and biased", "moe among dense layers"])
+def test_ranks_together_read_every_tensor(name: str, size: int, tmp_path: Path):
+    """Side by side, the slices are the tensor; key-value heads that several ranks hold are read by each of them."""
+    folder = build_tiny_inkling(tmp_path) if name == "inkling" else build_tiny_decoder(tmp_path, name)
+    checkpoint = Checkpoint.open(folder)
+    config = registry.load_model_config(checkpoint)
+    num_sliced = 0
+    for tensor in registry.FAMILIES[config.architecture].expected_tensors(config, config.num_modules).required:
+        whole = WeightReader(checkpoint, torch.float32, torch.device("cpu")).read(tensor)
+        slices, dims = [], set()
+        for rank in range(size):
+            parts = registry.weight_parts(config, config.num_modules, Shard(rank, size))
+            reader = WeightReader(checkpoint, torch.float32, torch.device("cpu"), ALONE, parts)
+            slices.append(reader.read(tensor))
+            dims.add(parts[tensor].dim if tensor in parts else None)
+        (dim,) = dims
+        if dim is None:
+            assert all(torch.equal(each, whole) for each in slices)
+            continue
+        num_sliced += 1
+        num_copies = sum(each.shape[dim] for each in slices) // whole.shape[dim] or 1
+        together = torch.cat(slices[::num_copies], dim)
+        assert torch.equal(together, whole.narrow(dim, 0, together.shape[dim]))
+        # Only padding of the vocabulary is read by nobody.
+        assert together.shape[dim] == whole.shape[dim] or (tensor.endswith("embed.weight") and name == "inkling")
+    assert num_sliced > 10
+
+
+class MetaWeights(WeightReader):
+    """Tensors of the right shapes that hold nothing."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], shard: Shard, parts: dict[str, Part]) -> None:
+        super().__init__(INKLING_CHECKPOINT, torch.bfloat16, torch.device("meta"), _of_rank(shard), parts)
+        self._shapes = shapes
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return self._parts[name].shape_of(self._shapes[name]) if name in self._parts else self._shapes[name]
+
+    def _read_into(self, name: str, destination: Tensor | None, dtype: torch.dtype) -> Tensor:
+        made = torch.empty(self._shape(name), dtype=dtype, device="meta")
+        self.num_bytes += made.nbytes
+        return made if destination is None else destination
+
+
+def _of_rank(shard: Shard) -> TensorParallel:
+    class Group:
+        """Never asked for anything: nothing runs."""
+
+    return TensorParallel(shard, Group())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("size", "target_gib", "modules_gib", "kv_heads"), [(4, 441.3, 3.3, (2, 4)), (8, 220.9, 2.2, (1, 2))]
+)
+def test_inkling_builds_on_ranks_and_its_memory_is_predicted(
+    size: int, target_gib: float, modules_gib: float, kv_heads: tuple[int, int]
+):
+    """The full model in bf16, on the meta device."""
+    shard = Shard(size - 1, size)
+    config = parse_config(INKLING_CHECKPOINT)
+    family = registry.FAMILIES[config.architecture]
+    own = family.shard_config(config, shard)
+    weights = MetaWeights(
+        dict(family.expected_tensors(config, 8).required), shard, registry.weight_parts(config, 8, shard)
+    )
+    target = InklingModel(own, weights, make_backend("torch"))
+    modules = load_modules(weights, target, 8, ())
+    target_bytes = registry.target_weight_bytes(INKLING_CHECKPOINT, "bfloat16", "meta", shard)
+    module_bytes = registry.module_weight_bytes(INKLING_CHECKPOINT, "bfloat16", 8, shard)
+    assert weights.num_bytes == target_bytes + module_bytes
+    assert target_bytes / 2**30 == pytest.approx(target_gib, abs=0.05)
+    assert module_bytes / 2**30 == pytest.approx(modules_gib, abs=0.05)
+    (of_global,) = {streams for group in target.cache_groups() if group.window is None for streams in group.streams}
+    (of_local,) = {streams for group in target.cache_groups() if group.window == 512 for streams in group.streams}
+    assert (of_global[0].shape[1], of_local[0].shape[1]) == kv_heads
+    convolutions = next(group for group in target.cache_groups() if group.kind == "short_conv")
+    assert [stream.shape for stream in convolutions.streams[0][1:]] == [(6144 // size,), (6144 // size,)]
+    assert modules.relative_extents.values() and dataclasses.is_dataclass(own)
