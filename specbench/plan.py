@@ -476,7 +476,7 @@ def _draft_notices(choice: ModelChoice, draft: ModelChoice | None) -> Iterable[s
 def _acceptance_notices(config: RunConfig, requests: Iterable[GenerateRequest]) -> Iterable[str]:
     if config.spec.method == "none":
         return
-    if any(request.prompt_token_ids is not None for request in requests):
+    if config.eval.name == "prompts" and any(request.prompt_token_ids is not None for request in requests):
         yield "prompts are token ids: if they were drawn at random, acceptance says little about real text."
     if config.sampling.ignore_eos:
         yield "ignore_eos is on: text behind the end of an answer repeats itself, and its acceptance says little."

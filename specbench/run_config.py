@@ -54,6 +54,9 @@ class OneOf:
 
 #: Of spec.method, "none" apart: the ways to draft.
 METHODS = tuple(dict.fromkeys(line.method for line in PROPOSERS.values()))
+#: Configurations of SPEED-Bench.
+QUALITATIVE = "qualitative"
+THROUGHPUT_CONFIGS = tuple(f"throughput_{size}" for size in ("1k", "2k", "8k", "16k", "32k"))
 Count = Annotated[int, AtLeast(0)]
 Positive = Annotated[int, AtLeast(1)]
 
@@ -139,7 +142,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class EvalConfig:
-    name: Annotated[str, OneOf(("gsm8k", "losslessness", "mmau", "prompts"))]
+    name: Annotated[str, OneOf(("fixed_length", "gsm8k", "losslessness", "mmau", "prompts", "speed_bench"))]
     data: str | None
     #: "chat" or "completion"; None where rows say it themselves (prompts).
     protocol: Annotated[str, OneOf(("chat", "completion"))] | None
@@ -165,6 +168,22 @@ class EvalConfig:
     revision: str | None = None
     #: mmau: such as music; None: all.
     tasks: tuple[str, ...] | None = None
+    #: fixed_length, speed_bench: tokens of a prompt, template included, and of an answer.
+    isl: Positive | None = None
+    osl: Positive | None = None
+    #: The same: kinds of prompts; None: all.
+    categories: tuple[str, ...] | None = None
+    #: speed_bench: which of its configurations.
+    source_config: Annotated[str, OneOf((QUALITATIVE, *THROUGHPUT_CONFIGS))] | None = None
+    #: speed_bench: cut prompts to isl tokens.
+    truncate: bool | None = None
+    #: speed_bench: of the content that eval.data must have.
+    sha256: str | None = None
+
+    @property
+    def has_exact_output(self) -> bool:
+        """Whether each answer is osl tokens long, whatever is said."""
+        return self.osl is not None and self.source_config != QUALITATIVE
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +328,10 @@ def resolve(config: RunConfig, facts: CheckpointFacts, *, device: str, is_sweep:
     has_packaged_data = facts.packaged and config.eval.name in ("gsm8k", "mmau") and config.eval.data is None
     if has_packaged_data and config.eval.num_samples is None:
         changes["eval"]["num_samples"] = PACKAGED_NUM_SAMPLES
+    if config.eval.name == "speed_bench" and config.eval.data is not None and not config.eval.truncate:
+        changes["eval"]["isl"] = None  # prompts have the lengths that they have
+    if config.eval.has_exact_output and not config.sampling.ignore_eos:
+        changes["sampling"]["ignore_eos"] = True
     if config.load.warmup is None:
         changes["load"]["warmup"] = config.load.concurrency
     if config.report.plain_baseline_requests is None:
@@ -507,6 +530,16 @@ def _check_stub(spec: SpecConfig) -> None:
         )
 
 
+def _check_lengths(config: EvalConfig) -> None:
+    """Of evals whose prompts and answers have a given length."""
+    if config.osl is not None and config.max_output_tokens != config.osl:
+        raise UserError("eval.max_output_tokens: follows eval.osl here; say eval.osl alone")
+    if config.truncate and config.source_config == QUALITATIVE:
+        raise UserError("eval.truncate: qualitative prompts are asked as they are; say eval.truncate=false")
+    if config.truncate and config.isl is None:
+        raise UserError("eval.isl: eval.truncate=true needs the tokens to cut to")
+
+
 #: Keys of the eval group that some of its options alone have a use for.
 _EVAL_KEYS = {
     "num_law_draws": ("losslessness",),
@@ -514,6 +547,12 @@ _EVAL_KEYS = {
     "prompt": ("mmau",),
     "revision": ("mmau",),
     "tasks": ("mmau",),
+    "isl": ("fixed_length", "speed_bench"),
+    "osl": ("fixed_length", "speed_bench"),
+    "categories": ("fixed_length", "speed_bench"),
+    "source_config": ("speed_bench",),
+    "truncate": ("speed_bench",),
+    "sha256": ("speed_bench",),
 }
 
 
@@ -523,6 +562,7 @@ def _check_eval(config: EvalConfig) -> None:
         raise UserError("eval.num_fewshot: rows of prompts are run as they stand; say eval.num_fewshot=0")
     if config.name == "mmau" and config.num_fewshot:
         raise UserError("eval.num_fewshot: questions about clips come without shots; say eval.num_fewshot=0")
+    _check_lengths(config)
     for key, names in _EVAL_KEYS.items():
         if getattr(config, key) is not None and config.name not in names:
             raise UserError(f"eval.{key}: has a meaning with eval={' or '.join(names)} only; leave it out")
@@ -577,8 +617,9 @@ def _check_resolved(config: RunConfig, facts: CheckpointFacts) -> None:
             f"cache.block_size: {config.cache.block_size} is more than the context of {max_model_len} tokens"
         )
     if config.eval.max_output_tokens >= max_model_len:
+        key = "max_output_tokens" if config.eval.osl is None else "osl"
         raise UserError(
-            f"eval.max_output_tokens: {config.eval.max_output_tokens} leaves no room for a prompt in a context of "
+            f"eval.{key}: {config.eval.max_output_tokens} leaves no room for a prompt in a context of "
             f"{max_model_len} tokens"
         )
     is_multi = config.spec.method == "mtp" and config.spec.modules == "multi"

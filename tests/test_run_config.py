@@ -372,3 +372,43 @@ def test_unset_sampling_is_the_checkpoints_own() -> None:
     sampling = resolved(**asked, sampling__top_k=3).sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.6, 3, 0.95)
     assert (sampling.min_p, sampling.repetition_penalty) == (0.0, 1.1)
+
+
+LENGTHS = {"eval__name": "speed_bench", "eval__osl": 32, "eval__scorer": None}
+
+
+def test_answers_of_a_given_length_ignore_the_end() -> None:
+    exact = resolved(**LENGTHS, eval__source_config="throughput_8k", eval__isl=64, eval__truncate=True)
+    assert exact.sampling.ignore_eos and exact.eval.isl == 64
+    assert not resolved(**LENGTHS, eval__source_config="qualitative").sampling.ignore_eos
+    assert not resolved().sampling.ignore_eos
+    # Prompts of a file that are not cut have lengths of their own.
+    whole = resolved(**LENGTHS, eval__source_config="throughput_8k", eval__isl=64, eval__data="folder")
+    assert whole.sampling.ignore_eos and whole.eval.isl is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"eval__isl": 8}, "eval.isl: has a meaning with eval=fixed_length or speed_bench only; leave it out"),
+        ({"eval__audio": "folder"}, "eval.audio: has a meaning with eval=mmau only; leave it out"),
+        ({**LENGTHS, "eval__osl": 31}, "eval.max_output_tokens: follows eval.osl here; say eval.osl alone"),
+        ({**LENGTHS, "eval__truncate": True}, "eval.isl: eval.truncate=true needs the tokens to cut to"),
+        (
+            {**LENGTHS, "eval__truncate": True, "eval__source_config": "qualitative"},
+            "eval.truncate: qualitative prompts are asked as they are; say eval.truncate=false",
+        ),
+        (
+            {**LENGTHS, "eval__source_config": "throughput_4k"},
+            "eval.source_config: unknown value 'throughput_4k'; did you mean 'throughput_8k'?",
+        ),
+        (
+            {"eval__name": "mmau", "eval__num_fewshot": 1},
+            "eval.num_fewshot: questions about clips come without shots; say eval.num_fewshot=0",
+        ),
+    ],
+)
+def test_keys_of_evals(changes: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as error:
+        RunConfig.from_dict(values(**changes))
+    assert str(error.value) == line

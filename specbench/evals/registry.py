@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from specbench.errors import UserError, near_name
+from specbench.evals.fixed_length import load_fixed_length
 from specbench.evals.gsm8k import load_gsm8k
 from specbench.evals.losslessness import load_losslessness
 from specbench.evals.mmau import load_mmau
 from specbench.evals.prompts import load_prompts
 from specbench.evals.scorers import SCORER_NAMES
+from specbench.evals.speed_bench import load_speed_bench
 from specbench.evals.task import EvalModel, Task, check_scorer
 from specbench.run_config import EvalConfig
 
@@ -21,10 +23,12 @@ class TaskLoader(Protocol):
 
 
 TASKS: dict[str, TaskLoader] = {
+    "fixed_length": load_fixed_length,
     "gsm8k": load_gsm8k,
     "losslessness": load_losslessness,
     "mmau": load_mmau,
     "prompts": load_prompts,
+    "speed_bench": load_speed_bench,
 }
 
 
