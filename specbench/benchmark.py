@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench import __version__, environment, terminal
-from specbench.arrivals import make_load
+from specbench.arrivals import ClosedLoad
 from specbench.beside_plain import PlainSide, run_beside_plain, without_speculation
 from specbench.engine.config import EngineConfig
 from specbench.errors import UserError
@@ -220,7 +220,7 @@ def _with_drafts(plan: Plan, machinery: Machinery, directory: RunDirectory, cloc
         plain = machinery.start_engine(without_speculation(config), clock, terminal.status)
         results: list[GenerateResult] = []
         requests = [request for request in plan.requests if request.repeat == 0]
-        plain.generate(requests, make_load(plan.config.load), GenerateListener(results.append))
+        plain.generate(requests, ClosedLoad(plan.config.most_at_once), GenerateListener(results.append))
         write_drafts(file, [(result.prompt_token_ids, result.output_token_ids) for result in results])
     return dataclasses.replace(config, drafts=str(file))
 

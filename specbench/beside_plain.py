@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specbench import terminal
-from specbench.arrivals import make_load
+from specbench.arrivals import ClosedLoad
 from specbench.engine.config import EngineConfig
 from specbench.evals.losslessness import Sides, Speculation, check_losslessness, judge_texts
 from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Target
@@ -81,7 +81,7 @@ def run_beside_plain(
         ),
         speculative=engine,
         plain=plain,
-        load=make_load(plan.config.load),
+        load=ClosedLoad(plan.config.most_at_once),
         replay=lambda result: machinery.check_output(engine, [result], 1),
     )
     if num_timed:
@@ -117,7 +117,7 @@ def _time_both(plan: Plan, sides: Sides, count: int, clock: Clock) -> BesidePlai
     notice = (
         f"Plain baseline: speculation is {speculative / plain:.3f} times plain decoding ({speculative:,.1f} against "
         f"{plain:,.1f} output tokens/s; the first {len(requests)} requests once each way after the measured run, "
-        f"concurrency {plan.config.load.concurrency}; one run each, no interval): "
+        f"concurrency {plan.config.most_at_once}; one run each, no interval): "
         f"{one_off_verdict(speculative / plain)}."
     )
     return BesidePlain([notice], _judged(plan, sides, speculative_results, plain_results))

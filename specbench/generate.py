@@ -98,6 +98,9 @@ class GenerateRequest:
     is_warmup: bool = False
     category: str | None = None
     audio: tuple[AudioSource, ...] = ()
+    #: A turn behind another one: the id of that one's request. It is submitted when that ends, `messages` behind the
+    #: messages of that and the answer that came.
+    follows: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +128,16 @@ class GenerateResult:
 
 
 class Load(Protocol):
-    """When requests arrive. Implementations are in load.py."""
+    """When requests arrive. Implementations are in arrivals.py, what keeps to it is submission.Client."""
 
-    def num_due(self, now_s: float, num_submitted: int, num_in_flight: int) -> int:
-        """How many further requests to submit at `now_s` seconds after the load began."""
+    @property
+    def concurrency(self) -> int | None:
+        """Requests that are out at once, at most; None: no limit."""
         ...
 
-    def next_due_s(self, now_s: float, num_submitted: int) -> float | None:
-        """When the next request falls due by the clock alone; None if only a finished request can free a place."""
+    def scheduled_s(self, index: int) -> float | None:
+        """When the request falls due, in seconds after the load began; None: as soon as a place is free. `index` counts
+        the requests that follow no other."""
         ...
 
 

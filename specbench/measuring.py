@@ -17,13 +17,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from specbench import terminal
-from specbench.arrivals import make_load
+from specbench.arrivals import ClosedLoad, make_load
 from specbench.evals.task import Task, score_result, warmup_requests
-from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Target
+from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Load, Target
 from specbench.plan import Plan
 from specbench.record_columns import EngineStepColumns
 from specbench.records import EngineStep, RunRecord
 from specbench.run_directory import EventLog, Journal, RunDirectory
+from specbench.submission import next_turn
 
 
 class RunClock:
@@ -61,9 +62,18 @@ class StartedRun:
 
     @property
     def unfinished(self) -> list[GenerateRequest]:
-        """What is left to run."""
-        done = {request.request_id for request in self.log.requests}
-        return [request for request in self.plan.requests if request.request_id not in done]
+        """What is left to run; a turn behind one that is done has the conversation so far in front."""
+        done = {request.request_id for request in self.log.requests if request.error is None}
+        ended = {request.request_id for request in self.log.requests}
+        answers = {(one.sample_id, one.turn, one.repeat): one.output_text for one in self.log.samples}
+        whole: dict[str, GenerateRequest] = {}
+        for request in self.plan.requests:
+            if request.follows in done:
+                before = whole[request.follows]
+                answer = answers[before.sample_id, before.turn, before.repeat]
+                request = next_turn(before, answer, request)
+            whole[request.request_id] = request
+        return [request for request in whole.values() if request.request_id not in ended]
 
 
 class Recorder:
@@ -113,7 +123,6 @@ class _Turns:
     def __init__(self, run: StartedRun, journal: Journal) -> None:
         self.run = run
         self.recorder = Recorder(run.plan.task, journal, first_engine_step=_next_engine_step(run.log))
-        self._load = make_load(run.plan.config.load)
         self._by_repeat = {
             repeat: list(requests)
             for repeat, requests in itertools.groupby(run.unfinished, key=lambda request: request.repeat)
@@ -126,9 +135,9 @@ class _Turns:
         warmup = _warmup(self.run.plan, config.load.warmup, self.run.log) if self._by_repeat else []
         if warmup:
             terminal.status(f"warming up {config.spec.name} with {len(warmup)} requests")
-            self.run.engine.generate(
-                warmup, self._load, GenerateListener(self.recorder.finished, self.recorder.stepped)
-            )
+            # As many at once as will be, and at once: warm-up is no part of the load.
+            load = ClosedLoad(config.most_at_once)
+            self.run.engine.generate(warmup, load, GenerateListener(self.recorder.finished, self.recorder.stepped))
 
     def run_repeat(self, repeat: int) -> None:
         """What is left of one repeat."""
@@ -139,7 +148,20 @@ class _Turns:
             self.run.engine.reset_prefix_cache()
         number = f" {repeat + 1}/{config.load.repeats}" if config.load.repeats > 1 else ""
         with terminal.LiveProgress(f"{config.spec.name}{number}", len(requests)) as progress:
-            self.run.engine.generate(requests, self._load, _recorded_and_shown(self.recorder, progress))
+            self.run.engine.generate(requests, self._load(repeat), _recorded_and_shown(self.recorder, progress))
+
+    def _load(self, repeat: int) -> Load:
+        """The load of what is left of a repeat: each request in its own place in the timetable."""
+        config = self.run.plan.config
+        firsts = [one for one in self.run.plan.requests if one.repeat == repeat and one.follows is None]
+        left = {request.request_id for request in self._by_repeat[repeat]}
+        return make_load(
+            config.load,
+            seed=config.sampling.seed,
+            repeat=repeat,
+            num_requests=len(firsts),
+            places=[place for place, request in enumerate(firsts) if request.request_id in left],
+        )
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench import __version__, environment
+from specbench.arrivals import check_trace
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.generation_config import sampling_defaults
 from specbench.engine.config import EngineConfig
@@ -32,6 +33,7 @@ from specbench.model_choice import ModelChoice, choose_draft, choose_model
 from specbench.recorded_drafts import AUTO, check_drafts, drafts_sha256
 from specbench.records import INTERLEAVED, DataIdentity, ModelIdentity, RunRecord
 from specbench.run_config import (
+    LOAD_KEYS,
     CheckpointFacts,
     RunConfig,
     SpecConfig,
@@ -40,6 +42,7 @@ from specbench.run_config import (
     resolve,
 )
 from specbench.run_directory import EventLog, RunDirectory
+from specbench.trace import read_trace
 
 if TYPE_CHECKING:
     from specbench.engine.tokenizer import Tokenizer
@@ -99,7 +102,7 @@ class Plan:
 
 def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     """Find, read and check everything but the weights. UserError where anything doesn't fit."""
-    config = _with_whole_path(config)
+    config = _with_whole_paths(config)
     choice = choose_model(config.model)
     checkpoint = open_checkpoint(choice.path, config.model.load)
     model_config = load_model_config(checkpoint)
@@ -143,16 +146,18 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     if is_text_meaningless(config):
         task = dataclasses.replace(task, scorers=())
     requests = tuple(measured_requests(task, config.sampling, config.load.repeats))
+    trace_notices = check_trace(config.load, sum(one.repeat == 0 and one.follows is None for one in requests))
     for sampling in {request.sampling for request in requests}:
         check_parameters("sampling.", sampling, model_config.vocab_size, model_config.eos_token_ids)
     notices = [
         *_model_notices(choice, checkpoint),
         *task.notices,
+        *trace_notices,
         *_draft_notices(choice, draft_choice),
         *_check_prompts(config, choice.path, model_config.vocab_size, requests),
     ]
     notices += _acceptance_notices(config, requests)
-    if config.load.concurrency > config.engine.max_num_seqs:
+    if config.most_at_once > config.engine.max_num_seqs:
         notices.append(
             f"load.concurrency={config.load.concurrency} is above engine.max_num_seqs={config.engine.max_num_seqs}: "
             "requests queue in the engine, and TTFT holds their wait."
@@ -174,13 +179,14 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     return plan
 
 
-def _with_whole_path(config: RunConfig) -> RunConfig:
-    """The baseline's path from the root: run.json is read from other places too."""
-    baseline = config.report.baseline
-    if baseline in (None, INTERLEAVED):
-        return config
-    assert baseline is not None
-    return replace(config, report=replace(config.report, baseline=str(Path(baseline).resolve())))
+def _with_whole_paths(config: RunConfig) -> RunConfig:
+    """The baseline's and the trace's path from the root: run.json is read from other places too."""
+    baseline, trace = config.report.baseline, config.load.trace
+    if baseline is not None and baseline != INTERLEAVED:
+        config = replace(config, report=replace(config.report, baseline=str(Path(baseline).resolve())))
+    if trace is not None:
+        config = replace(config, load=replace(config.load, trace=str(Path(trace).resolve())))
+    return config
 
 
 def _baseline(config: RunConfig, *, is_sweep: bool) -> Plan | None:
@@ -393,10 +399,16 @@ def fingerprint(plan: Plan, model: ModelIdentity) -> dict[str, Any]:
         "code": _sha256([environment.commit().commit, environment.source_sha256()]),
         "checkpoint": model.sha256,
         "drafter": _drafter_sha256(plan),
-        "data": plan.task.data.sha256,
+        "data": _data_sha256(plan),
         "hardware": _sha256(environment.hardware()),
     }
     return {"sha256": _sha256(parts), **parts}
+
+
+def _data_sha256(plan: Plan) -> str | None:
+    """Of the samples, and of the trace where one is replayed."""
+    trace = plan.config.load.trace
+    return plan.task.data.sha256 if trace is None else _sha256([plan.task.data.sha256, read_trace(trace)])
 
 
 def _drafter_sha256(plan: Plan) -> str | None:
@@ -416,7 +428,7 @@ def describe(plan: Plan) -> str:
         f"{plan.num_modules} MTP modules)",
         f"checkpoint  {plan.choice.path}",
         f"data        {data.name}: {data.num_samples} samples from {data.path or 'the hub'}",
-        f"load        {len(plan.requests)} requests, {config.load.concurrency} at once; {config.load.warmup} warm up",
+        f"load        {len(plan.requests)} requests, {_load_text(config)}; {config.load.warmup} warm up",
         f"spec        {config.spec.name}: {engine.num_speculative_tokens} drafts a step",
         f"engine      {engine.device}, {engine.dtype}, {engine.max_num_seqs} requests of {engine.max_model_len} "
         f"tokens, cache blocks of {engine.block_size} tokens",
@@ -431,6 +443,15 @@ def describe(plan: Plan) -> str:
     lines += [f"resolved    {line}" for line in plan.differences]
     lines += [f"note        {line}" for line in plan.notices]
     return "\n".join(lines)
+
+
+def _load_text(config: RunConfig) -> str:
+    load = config.load
+    if load.name == "closed":
+        return f"{load.concurrency} at once"
+    keys = ", ".join(f"{key}={getattr(load, key)}" for key in LOAD_KEYS[load.name])
+    limit = "" if load.concurrency is None else f", {load.concurrency} out at once at most"
+    return " ".join(part for part in (load.name, keys) if part) + limit
 
 
 def _memory_line(plan: Plan) -> str:
@@ -506,11 +527,15 @@ def _check_prompts(
     assert max_model_len is not None
     advice = ", lower eval.num_fewshot" if config.eval.num_fewshot else ""
     num_short = 0
+    #: Request -> tokens of its prompt, of a turn behind another one without the answers, and the answers' most.
+    lengths: dict[str, tuple[int, int]] = {}
     for request in requests:
         if request.repeat:
             continue
         token_ids = encode_prompt(tokenizer, request).token_ids
-        num_tokens = len(token_ids)
+        before, answers = (0, 0) if request.follows is None else lengths[request.follows]
+        num_tokens = len(token_ids) + before
+        lengths[request.request_id] = (num_tokens, answers + request.sampling.max_output_tokens)
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
             raise UserError(
                 f"eval.data: prompt_token_ids of {request.sample_id}: ids must lie in 0 .. {vocab_size - 1}, the "
@@ -521,7 +546,7 @@ def _check_prompts(
                 f"eval.data: the prompt of {request.sample_id} has {num_tokens} tokens and leaves no room in a context "
                 f"of {max_model_len}; shorten it{advice} or raise model.max_model_len"
             )
-        num_short += num_tokens + request.sampling.max_output_tokens > max_model_len
+        num_short += sum(lengths[request.request_id]) > max_model_len
     if not num_short:
         return []
     return [f"{num_short} prompts leave less room than max_output_tokens in a context of {max_model_len} tokens."]

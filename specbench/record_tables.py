@@ -44,6 +44,8 @@ COLUMN_TYPES: dict[type, dict[str, str]] = {
         "last_token_s": "float64?",
         "num_preemptions": "int16",
         "error": "str?",
+        "scheduled_s": "float64?",
+        "client_queue_s": "float64?",
     },
     VerifyStep: {
         "request_id": "str",

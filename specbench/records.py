@@ -38,6 +38,11 @@ class RequestRecord:
     last_token_s: float | None
     num_preemptions: int
     error: str | None
+    #: When the load's timetable had it; None where there is none, and for a turn behind another one.
+    scheduled_s: float | None = None
+    #: Seconds of arrival_s - scheduled_s that it waited in the client for a place among load.concurrency; what is left
+    #: is the client's lag.
+    client_queue_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,16 @@ class AtLeast:
 
 
 @dataclass(frozen=True, slots=True)
+class Above:
+    """The number must be larger."""
+
+    limit: float
+
+    def complaint(self, value: Any) -> str | None:
+        return None if value > self.limit else f"must be above {self.limit:g}, not {value}"
+
+
+@dataclass(frozen=True, slots=True)
 class Within:
     """The number lies above `low` and at most at `high`."""
 
@@ -57,6 +67,17 @@ METHODS = tuple(dict.fromkeys(line.method for line in PROPOSERS.values()))
 #: Configurations of SPEED-Bench.
 QUALITATIVE = "qualitative"
 THROUGHPUT_CONFIGS = tuple(f"throughput_{size}" for size in ("1k", "2k", "8k", "16k", "32k"))
+#: load -> its keys beyond those of every load.
+LOAD_KEYS = {
+    "closed": (),
+    "poisson": ("rate",),
+    "gamma": ("rate", "burstiness"),
+    "burst": ("rate", "burst_size"),
+    "ramp": ("rate_from", "rate", "ramp_s"),
+    "offline": (),
+    "trace": ("trace", "time_scale"),
+}
+LOADS = tuple(LOAD_KEYS)
 Count = Annotated[int, AtLeast(0)]
 Positive = Annotated[int, AtLeast(1)]
 
@@ -213,13 +234,26 @@ class SamplingConfig:
 
 @dataclass(frozen=True, slots=True)
 class LoadConfig:
-    name: Annotated[str, OneOf(("closed",))]
-    concurrency: Positive
-    #: Warm-up requests; None: as many as the concurrency.
+    name: Annotated[str, OneOf(LOADS)]
+    #: Requests out at once: of a closed load always, of the others at most; None: no limit.
+    concurrency: Positive | None
+    #: Warm-up requests; None: as many as can be out at once.
     warmup: Count | None
     #: Empty the prefix cache after warm-up and between repeats, so that no run warms another.
     reset_cache: bool
     repeats: Positive
+    #: poisson, gamma, burst: requests a second; ramp: at its end.
+    rate: Annotated[float, Above(0)] | None = None
+    #: gamma: shape of the law of gaps; 1 is Poisson, below 1 comes in clusters, above is more even.
+    burstiness: Annotated[float, Above(0)] | None = None
+    #: burst: requests that arrive together.
+    burst_size: Positive | None = None
+    #: ramp: requests a second at its beginning, and seconds until `rate` is reached.
+    rate_from: Annotated[float, Above(0)] | None = None
+    ramp_s: Annotated[float, Above(0)] | None = None
+    #: trace: file with a timestamp in seconds a line (specbench/trace.py), and what each gap is multiplied by.
+    trace: str | None = None
+    time_scale: Annotated[float, Above(0)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +273,10 @@ class ReportConfig:
     baseline: str | None
     #: Address in metrics.json of what a sweeper that searches, such as optuna, is given for each job.
     objective: str | None = None
+    #: Goodput counts the requests that are within all of these.
+    slo_ttft_ms: Annotated[float, Above(0)] | None = None
+    slo_tpot_ms: Annotated[float, Above(0)] | None = None
+    slo_e2el_ms: Annotated[float, Above(0)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +306,11 @@ class RunConfig:
     def to_dict(self) -> dict[str, Any]:
         """Plain containers that `from_dict` reads back."""
         return dataclasses.asdict(self, dict_factory=lambda items: {key: _plain(value) for key, value in items})
+
+    @property
+    def most_at_once(self) -> int:
+        """Requests that can be running together: what the client sends, else what the engine takes."""
+        return self.load.concurrency or self.engine.max_num_seqs
 
 
 #: Models that run the packaged checkpoint when none is named.
@@ -333,11 +376,11 @@ def resolve(config: RunConfig, facts: CheckpointFacts, *, device: str, is_sweep:
     if config.eval.has_exact_output and not config.sampling.ignore_eos:
         changes["sampling"]["ignore_eos"] = True
     if config.load.warmup is None:
-        changes["load"]["warmup"] = config.load.concurrency
+        changes["load"]["warmup"] = config.most_at_once
     if config.report.plain_baseline_requests is None:
         is_interleaved = config.report.baseline == INTERLEAVED
         is_measured = facts.packaged and config.spec.method != "none" and not is_sweep and not is_interleaved
-        changes["report"]["plain_baseline_requests"] = BASELINE_REQUESTS_A_SLOT * config.load.concurrency * is_measured
+        changes["report"]["plain_baseline_requests"] = BASELINE_REQUESTS_A_SLOT * config.most_at_once * is_measured
     strict = config.strict
     if strict is None:
         strict = (is_sweep or bool(config.report.gates)) and config.model.name != "inkling_nano"
@@ -568,10 +611,24 @@ def _check_eval(config: EvalConfig) -> None:
             raise UserError(f"eval.{key}: has a meaning with eval={' or '.join(names)} only; leave it out")
 
 
+def _check_load(load: LoadConfig) -> None:
+    """Every key that the load needs, and none of another's."""
+    for key in dict.fromkeys(key for keys in LOAD_KEYS.values() for key in keys):
+        is_set, is_needed = getattr(load, key) is not None, key in LOAD_KEYS[load.name]
+        if is_needed and not is_set:
+            raise UserError(f"load.{key}: load={load.name} needs it; say load.{key}=VALUE")
+        if is_set and not is_needed:
+            users = " or ".join(f"load={name}" for name, keys in LOAD_KEYS.items() if key in keys)
+            raise UserError(f"load.{key}: load={load.name} has no use for it; leave it out, or say {users}")
+    if load.name == "closed" and load.concurrency is None:
+        raise UserError("load.concurrency: load=closed needs it; say load.concurrency=8, or load=offline for no limit")
+
+
 def _check_across_groups(config: RunConfig) -> None:
     """The rules that need no checkpoint."""
     spec, engine = config.spec, config.engine
     _check_spec(spec)
+    _check_load(config.load)
     if config.parallel.tensor_parallel_size != 1:
         raise UserError("parallel.tensor_parallel_size: the embedded engine runs on 1 device; say parallel=tp1")
     for form in config.report.formats:

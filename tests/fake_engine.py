@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 from specbench.engine.config import EngineConfig
 from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Load
 from specbench.machinery import Machinery
 from specbench.records import EngineStep, OutputCheck, RequestRecord, VerifyStep
+from specbench.submission import Client
 
 NUM_STEPS = 3
 
@@ -23,29 +24,26 @@ class FakeEngine:
         self._num_steps = 0
 
     def generate(self, requests: Iterable[GenerateRequest], load: Load, listener: GenerateListener) -> None:
-        for request in self._in_order(requests, load):
-            if not request.is_warmup:
-                if self._script.num_left == 0:
-                    raise self._script.ending
-                self._script.num_left -= 1
-            self._script.seen.append(request.request_id)
-            listener.on_engine_step(self._step())
-            listener.on_finished(self._result(request))
+        with Client(requests, load, self._clock) as client:
+            while not client.is_done:
+                for submission in client.take():
+                    self._answer(submission.request, client, listener)
+
+    def _answer(self, request: GenerateRequest, client: Client, listener: GenerateListener) -> None:
+        if not request.is_warmup:
+            if self._script.num_left == 0:
+                raise self._script.ending
+            self._script.num_left -= 1
+        self._script.seen.append(request.request_id)
+        self._script.asked.append(request)
+        listener.on_engine_step(self._step())
+        listener.on_finished(client.finished(self._result(request)))
 
     def reset_prefix_cache(self) -> None:
         self._script.seen_at_reset.append(len(self._script.seen))
 
     def memory_budget(self) -> dict:
         return {"total_bytes": 1}
-
-    def _in_order(self, requests: Iterable[GenerateRequest], load: Load) -> Iterator[GenerateRequest]:
-        waiting, flying = list(requests), 0
-        num_submitted = 0
-        while waiting:
-            num_due = load.num_due(self._clock(), num_submitted, flying)
-            assert num_due > 0, "one client is free: its request has just finished"
-            num_submitted += 1
-            yield waiting.pop(0)
 
     def _step(self) -> EngineStep:
         now = self._clock()
@@ -113,6 +111,8 @@ class Script:
         self.failing: set[str] = set()
         #: Ids in the order of their answers.
         self.seen: list[str] = []
+        #: The requests themselves.
+        self.asked: list[GenerateRequest] = []
         #: How many had been answered when a prefix cache was emptied.
         self.seen_at_reset: list[int] = []
         #: k -> the token that an engine of k drafts says; 5 unless it is here.

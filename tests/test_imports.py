@@ -20,6 +20,8 @@ FLOORS = (
         "record_columns",
         "record_tables",
         "outcome",
+        "submission",
+        "trace",
         "engine.config",
         "engine.cache_group",
         "engine.proposer_table",
@@ -47,7 +49,7 @@ ENGINE_FLOORS = (
 )
 #: Folder -> what it may import of ours, whatever its floor.
 ONLY = {
-    "engine": ("engine", "records", "record_columns", "errors", "generate"),
+    "engine": ("engine", "records", "record_columns", "errors", "generate", "submission"),
     "evals": ("evals", "records", "errors", "generate", "run_config"),
     "reports": ("reports", "records", "record_columns", "errors", "run_directory"),
     "engine.kernels": ("engine.kernels",),

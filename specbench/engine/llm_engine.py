@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -58,6 +58,7 @@ from specbench.generate import (
 )
 from specbench.record_columns import RequestSteps
 from specbench.records import EngineStep, RequestRecord
+from specbench.submission import Client, Submission
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NO_PROPOSER = ProposerRequirements(num_speculative_tokens=0, cache_groups=(), num_prompt_lookahead=0, fixed_bytes=0)
@@ -346,41 +347,29 @@ class LLMEngine:
 
     def generate(self, requests: Iterable[GenerateRequest], load: Load, listener: GenerateListener) -> None:
         """Run all requests, submitted as `load` says. A request that cannot run is a result with an error."""
-        start_s = self.clock()
-        source = iter(requests)
-        num_submitted, is_exhausted = 0, False
-        while not is_exhausted or self.has_requests:
-            num_due = load.num_due(self.clock() - start_s, num_submitted, len(self._running))
-            for _ in range(num_due if not is_exhausted else 0):
-                is_exhausted = not self._submit_next(source, listener)
-                if is_exhausted:
-                    break
-                num_submitted += 1
-            if self.has_requests:
-                finished, engine_step = self.step()
-                if engine_step is not None:
-                    listener.on_engine_step(engine_step)
+        with Client(requests, load, self.clock) as client:
+            while not client.is_done:
+                finished = [result for one in client.take() if (result := self._submit(one)) is not None]
+                if self.has_requests:
+                    ended, engine_step = self.step()
+                    if engine_step is not None:
+                        listener.on_engine_step(engine_step)
+                    finished += ended
+                elif not finished:
+                    client.wait()
                 for result in finished:
-                    listener.on_finished(result)
-            elif not is_exhausted:
-                self._wait_until_due(load, start_s, num_submitted)
+                    listener.on_finished(client.finished(result))
 
-    def _submit_next(self, source: Iterator[GenerateRequest], listener: GenerateListener) -> bool:
-        """Whether there was another request."""
-        request = next(source, None)
-        if request is None:
-            return False
-        arrival_s = self.clock()
-        try:
-            self.add_request(request, arrival_s)
-        except UserError as error:
-            listener.on_finished(_failed(request, arrival_s, str(error)))
-        return True
-
-    def _wait_until_due(self, load: Load, start_s: float, num_submitted: int) -> None:
-        due_s = load.next_due_s(self.clock() - start_s, num_submitted)
-        if due_s is not None:
-            time.sleep(max(0.0, start_s + due_s - self.clock()))
+    def _submit(self, submission: Submission) -> GenerateResult | None:
+        """The result of a request that can't be queued."""
+        request, error = submission.request, submission.error
+        if error is None:
+            try:
+                self.add_request(request, submission.arrival_s)
+                return None
+            except UserError as refusal:
+                error = str(refusal)
+        return _failed(request, submission.arrival_s, error)
 
 
 def _check_sampling(config: EngineConfig) -> None:

@@ -314,13 +314,14 @@ def _run(target: Target, requests: Sequence[GenerateRequest], load: Load) -> lis
 
 
 def _paired(speculative: Sequence[GenerateResult], plain: Sequence[GenerateResult]) -> list[Pair]:
-    """By request, those that both sides completed."""
+    """By request, those that both sides completed. A turn behind answers that part has another prompt: left out."""
     others = {result.record.request_id: result for result in plain if result.record.error is None}
-    return [
+    both = [
         (result, others[result.record.request_id])
         for result in speculative
         if result.record.error is None and result.record.request_id in others
     ]
+    return [pair for pair in both if list(pair[0].prompt_token_ids) == list(pair[1].prompt_token_ids)]
 
 
 def _greedy(params: SamplingParams) -> SamplingParams:

@@ -60,7 +60,10 @@ class EvalModel:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One thing to ask: exactly one of `prompt`, `messages` and `prompt_token_ids` is set."""
+    """One thing to ask: exactly one of `prompt`, `messages` and `prompt_token_ids` is set.
+
+    A turn above 0 has the messages behind the answer to the turn before it, which is asked first.
+    """
 
     sample_id: str
     max_output_tokens: int
@@ -111,20 +114,22 @@ def fewer_samples_notice(num_asked: int | None, num_available: int) -> tuple[str
 def measured_requests(task: Task, sampling: SamplingConfig, repeats: int = 1) -> list[GenerateRequest]:
     """All samples, once a repeat, repeat by repeat."""
     return [
-        _request(task, sample, sampling, repeat=repeat, request_id=f"{sample.sample_id}-t{sample.turn}-r{repeat}")
+        _request(task, sample, sampling, repeat=repeat, request_id=_request_id(sample, sample.turn, repeat))
         for repeat in range(repeats)
         for sample in task.samples
     ]
 
 
 def warmup_requests(task: Task, sampling: SamplingConfig, count: int) -> list[GenerateRequest]:
-    """`count` requests to run before the measured ones: samples from the last backwards, over again if need be.
+    """`count` requests to run before the measured ones: samples from the last backwards, over again if need be; of
+    conversations the first turns.
 
     From the last, so that the first measured prompts are not the ones just seen.
     """
     requests = []
+    samples = [sample for sample in task.samples if sample.turn == 0]
     for index in range(count):
-        sample = task.samples[-1 - index % len(task.samples)]
+        sample = samples[-1 - index % len(samples)]
         request_id = f"warmup-{index}-{sample.sample_id}-t{sample.turn}-r0"
         request = _request(task, sample, sampling, repeat=0, request_id=request_id)
         requests.append(dataclasses.replace(request, is_warmup=True))
@@ -186,7 +191,12 @@ def _request(task: Task, sample: Sample, sampling: SamplingConfig, *, repeat: in
         repeat=repeat,
         category=sample.category,
         audio=sample.audio,
+        follows=_request_id(sample, sample.turn - 1, repeat) if sample.turn else None,
     )
+
+
+def _request_id(sample: Sample, turn: int, repeat: int) -> str:
+    return f"{sample.sample_id}-t{turn}-r{repeat}"
 
 
 def _params(task: Task, sample: Sample, sampling: SamplingConfig, repeat: int) -> SamplingParams:

@@ -27,6 +27,7 @@ from specbench.reports.gates import GateResult
 from specbench.reports.health_section import health_section, health_sentence, raised
 from specbench.reports.identities import broken_identities
 from specbench.reports.latency import MIN_REQUESTS_OF_P99
+from specbench.reports.load_section import load_section
 from specbench.reports.losslessness_section import losslessness_lines, losslessness_sections
 from specbench.reports.number_format import NOT_MEASURED, count, decimal, percent_of, percent_range
 from specbench.reports.output_check_text import check_differences, check_sentence
@@ -82,6 +83,7 @@ def report_sections(run: RunRecord, metrics: dict, gates: Sequence[GateResult] =
         health_section(metrics["health"]),
         _accuracy(run, metrics),
         _speed(run, metrics),
+        *load_section(run, metrics["load"]),
         cost_section(metrics["cost_model"]),
         *acceptance_sections(metrics["acceptance"], metrics["intervals"]),
         *condition_sections(metrics["acceptance"]),

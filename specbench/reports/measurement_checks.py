@@ -18,6 +18,7 @@ from specbench.reports.health_check import (
 )
 from specbench.reports.identities import broken_identities
 from specbench.reports.latency import MIN_REQUESTS_OF_P99
+from specbench.reports.load_metrics import MAX_MEAN_LAG_MS
 
 #: `acceptance_source` of the embedded engine, which sees every step.
 _ENGINE = "engine"
@@ -79,6 +80,14 @@ def _percentiles(evidence: Evidence) -> Finding:
     return judged(completed < MIN_REQUESTS_OF_P99, text, {"completed": completed})
 
 
+def _timetable(evidence: Evidence) -> Finding:
+    lag_ms = evidence.metrics["load"]["lag_ms"]
+    if not lag_ms["n"]:
+        return not_checked("does not apply: the load has no timetable")
+    text = f"mean lag {lag_ms['mean']:.2f} ms of {lag_ms['n']:,} submissions, 99th percentile {lag_ms['p99']:.2f} ms"
+    return judged(lag_ms["mean"] > MAX_MEAN_LAG_MS, text, {"mean_ms": lag_ms["mean"], "p99_ms": lag_ms["p99"]})
+
+
 CHECKS = (
     HealthCheck(
         name="identities",
@@ -103,6 +112,14 @@ CHECKS = (
         why="tokens of several steps that arrive as one chunk make ITL too long and acceptance per step too high",
         where="the server's stream interval, a proxy that buffers, a client that reads too slowly",
         look=_chunks,
+    ),
+    HealthCheck(
+        name="timetable",
+        title="Requests left on time",
+        threshold=f"mean lag of submission at most {MAX_MEAN_LAG_MS:g} ms",
+        why="a client that sends late sends another load, and hides the waiting that a slow target causes",
+        where="other work on this machine's processors; how long the engine holds Python's lock",
+        look=_timetable,
     ),
     HealthCheck(
         name="p99_requests",

@@ -18,6 +18,7 @@ from specbench.reports.diagnosis import health_checks
 from specbench.reports.identities import identity_checks
 from specbench.reports.intervals import acceptance_intervals
 from specbench.reports.latency import is_completed, latency_metrics, throughput_metrics
+from specbench.reports.load_metrics import load_metrics
 from specbench.reports.losslessness_section import losslessness_metrics
 from specbench.reports.repeat_speed import throughput_intervals
 from specbench.reports.step_columns import StepColumns, measured, step_columns
@@ -38,12 +39,14 @@ def metrics_of(run: RunRecord, log: EventLog, columns: StepColumns) -> dict:
     reported = run.reported_metrics
     acceptance = acceptance_metrics(columns, k) | condition_tables(columns, k) | reported.get("acceptance", {})
     has_steps = run.acceptance_source == ENGINE or len(columns.request) > 0
+    throughput = _throughput(run, columns) | reported.get("throughput", {})
     metrics = {
         "schema_version": SCHEMA_VERSION,
         "requests": _request_counts(log.requests) | reported.get("requests", {}),
         "acceptance": acceptance,
         "latency": latency_metrics(columns) | reported.get("latency", {}),
-        "throughput": _throughput(run, columns) | reported.get("throughput", {}),
+        "throughput": throughput,
+        "load": load_metrics(run, columns, throughput["duration_s"]),
         "cache": _cache(columns, log),
         "eval": accuracy_metrics(run.data.name, run.config["eval"]["scorer"], columns.requests, log.samples),
         "checks": {

@@ -51,7 +51,7 @@ def run_plots(metrics: dict, columns: StepColumns, engine_steps: EngineStepColum
         lambda: acceptance_by_category(metrics),
         lambda: autocorrelation(metrics),
         lambda: latency_distribution(columns),
-        lambda: timeline(columns, engine_steps),
+        lambda: timeline(columns, engine_steps, metrics["load"]["steady_state"]["windows_s"]),
     )
     with style():
         drawn = [draw() for draw in draws]
@@ -226,8 +226,10 @@ def latency_distribution(columns: StepColumns) -> Plot | None:
     return Plot("latency_distribution", "Latency", caption, "Speed", figure)
 
 
-def timeline(columns: StepColumns, engine_steps: EngineStepColumns) -> Plot | None:
-    """Output tokens a second and requests at once over the run."""
+def timeline(
+    columns: StepColumns, engine_steps: EngineStepColumns, steady_windows_s: Sequence[Sequence[float]]
+) -> Plot | None:
+    """Output tokens a second and requests at once over the run; `steady_windows_s` since the first arrival."""
     if len(columns.end_s) < 2:
         return None
     start_s = min(request.arrival_s for request in columns.requests)
@@ -248,7 +250,11 @@ def timeline(columns: StepColumns, engine_steps: EngineStepColumns) -> Plot | No
     lower.set_xlabel("Seconds since the first arrival")
     for axes in (upper, lower):
         axes.set_ylim(bottom=0)
+        for low_s, high_s in steady_windows_s:
+            axes.axvspan(low_s, high_s, color=FAINT, alpha=0.25, linewidth=0, zorder=0)
     caption = f"Output tokens a second, and the mean number of requests in a step, in {num_bins} spans of time."
+    if steady_windows_s:
+        caption += " Shaded: the steady state."
     return Plot("timeline", "Throughput and batch over time", caption, "Speed", figure)
 
 

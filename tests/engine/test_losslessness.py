@@ -8,19 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench.arrivals import make_load
+from specbench.arrivals import ClosedLoad
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.replay import check_output
 from specbench.engine.sampling.verification import Verdict, sample_and_match
 from specbench.evals.losslessness import Sides, Speculation, check_losslessness
 from specbench.generate import GenerateListener, GenerateRequest
 from specbench.records import LosslessnessCheck
-from specbench.run_config import LoadConfig
 from tests.engine.harness import make_engine, token_request
 from tests.engine.tiny_inkling import build_tiny_inkling
 
 VOCAB = 6
-LOAD = make_load(LoadConfig("closed", concurrency=64, warmup=0, repeats=1, reset_cache=True))
+LOAD = ClosedLoad(64)
 
 
 @pytest.fixture(scope="module")

@@ -145,7 +145,7 @@ def test_latency_reaches_all_and_time_holds_all_tokens(log):
     columns = step_columns(log.requests, log.verify_steps)
     (axes,) = latency_distribution(columns).figure.axes
     assert all(line.get_ydata()[-1] == pytest.approx(100) for line in axes.lines)
-    upper, lower = timeline(columns, EngineStepColumns.of([])).figure.axes
+    upper, lower = timeline(columns, EngineStepColumns.of([]), []).figure.axes
     values, edges, _ = upper.patches[0].get_data()
     tokens = sum(request.num_output_tokens for request in columns.requests)
     assert (values * np.diff(edges)).sum() == pytest.approx(tokens)
@@ -157,7 +157,7 @@ def test_batch_over_time_is_the_engine_s_where_its_steps_are_recorded(log):
     engine_steps = [
         EngineStep(at, float(at), at + 0.5, 0, 5, 5, 0.0, None, None, None, 0, 0, 0) for at in range(-3, 40)
     ]
-    _, lower = timeline(columns, EngineStepColumns.of(engine_steps)).figure.axes
+    _, lower = timeline(columns, EngineStepColumns.of(engine_steps), [[0.0, 1.0]]).figure.axes
     assert np.nanmax(lower.patches[0].get_data()[0]) == 5
 
 
