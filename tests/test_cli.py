@@ -21,6 +21,7 @@ from tests.fake_engine import Script
 
 #: What an option needs besides its name.
 NEEDED = {
+    ("load", "trace"): ["load.trace=times.txt"],
     **{("model", name): ["model.checkpoint=owner/name"] for name in ("hf", "llama", "qwen3", "smollm2")},
     ("eval", "prompts"): ["eval.data=rows.jsonl"],
 }

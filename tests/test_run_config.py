@@ -141,6 +141,18 @@ def test_random_weights_answer_nothing_and_need_a_shape() -> None:
         ),
         ({"model__load": "randomly"}, "model.load: unknown value 'randomly'; did you mean 'random'?"),
         ({"spec__metod": 1}, "spec.metod: unknown key; did you mean 'method'?"),
+        ({"load__name": "poisson"}, "load.rate: load=poisson needs it; say load.rate=VALUE"),
+        (
+            {"load__rate": 2},
+            "load.rate: load=closed has no use for it; leave it out, or say load=poisson or load=gamma",
+        ),
+        (
+            {"load__concurrency": None},
+            "load.concurrency: load=closed needs it; say load.concurrency=8, or load=offline",
+        ),
+        ({"load__name": "trace", "load__time_scale": 1}, "load.trace: load=trace needs it; say load.trace=VALUE"),
+        ({"load__name": "poisson", "load__rate": 0}, "load.rate: must be above 0, not 0"),
+        ({"report__slo_ttft_ms": 0}, "report.slo_ttft_ms: must be above 0, not 0"),
         ({"sped": 1}, "sped: unknown key; did you mean 'spec'?"),
         ({"spec__num_speculative_tokens": "four"}, "spec.num_speculative_tokens: must be a whole number, not 'four'"),
         ({"spec__num_speculative_tokens": True}, "spec.num_speculative_tokens: must be a whole number, not True"),
