@@ -81,3 +81,5 @@ class EngineConfig:
     pipeline_depth: int = 0
     #: Which rank this is of those that hold the model together.
     shard: Shard = WHOLE
+    #: Pad steps of decoding to a few shapes and replay what was recorded of these; on a CPU it runs anew, padded.
+    cuda_graphs: bool = False

@@ -23,6 +23,7 @@ from specbench.engine.content.placement import PlacedContent, place
 from specbench.engine.execution.memory import MemoryPlan, memory_text, plan_memory
 from specbench.engine.execution.model_runner import ModelRunner
 from specbench.engine.execution.request_state import RequestState
+from specbench.engine.execution.step_results import PendingStep
 from specbench.engine.layers.attention_backends.choose import make_backend
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.parallel import ALONE, TensorParallel
@@ -117,13 +118,14 @@ class LLMEngine:
         self.caches = _allocate_caches(self.memory, self.model.dtype, device)
         if proposer is not None:
             proposer.load(self.model)
-            proposer.capture()
         self._content_tokens = content_tokens(self.model_config)
         encoder = cast(ContentEncoder, self.model) if self._content_tokens else None
         self.runner = ModelRunner(config, self.model, proposer, self.caches, encoder)
+        if config.cuda_graphs:
+            self.runner.capture(on_progress)
         self.scheduler = _build_scheduler(config, specs, self.memory, requirements)
         self._running: dict[str, _Running] = {}
-        self._outstanding: deque[tuple[SchedulerOutput, StepOutput, float, float]] = deque()
+        self._outstanding: deque[tuple[SchedulerOutput, PendingStep, float, float]] = deque()
         self._next_generation = 0
 
     def add_request(self, source: GenerateRequest, arrival_s: float) -> None:
@@ -236,8 +238,9 @@ class LLMEngine:
         return [], None
 
     def _settle(
-        self, output: SchedulerOutput, result: StepOutput, start_s: float, schedule_s: float
+        self, output: SchedulerOutput, pending: PendingStep, start_s: float, schedule_s: float
     ) -> tuple[list[GenerateResult], EngineStep]:
+        result = pending.wait()
         end_s = self.clock()
         finished = []
         kv_blocks_used = self.scheduler.kv_cache.num_blocks_used

@@ -103,8 +103,7 @@ class _Replay:
         self.content = [engine.place_audio(result.prompt_token_ids, result.audio)[1] for result in results]
         self.num_prompt = [len(result.prompt_token_ids) for result in results]
         self.sampling = SamplingState(len(results), engine.model.vocab_size, self.device)
-        for row, result in enumerate(results):
-            self.sampling.add(row, self._sampling_of(result))
+        self.sampling.add(range(len(results)), [self._sampling_of(result) for result in results])
 
     def _sampling_of(self, result: GenerateResult) -> RequestSampling:
         """What the request asked for; its random key is not needed."""

@@ -55,6 +55,8 @@ class ScriptedModel:
 class ScriptedProposer:
     """Drafts the script, with token 0 at the positions in `wrong_at` and no draft (-1) at those in `missing_at`."""
 
+    is_capturable = False
+
     def __init__(self, script: list[int], k: int, wrong_at: Collection[int], missing_at: Collection[int]):
         self.script, self.k, self.wrong_at, self.missing_at = script, k, wrong_at, missing_at
 
@@ -78,7 +80,7 @@ def scripted_engine(
     assert engine.tokenizer is not None
     if k:
         _attach_proposer(engine, ScriptedProposer(script, k, wrong_at, missing_at), k)
-    engine.runner.model = ScriptedModel(engine.model, script)
+    engine.runner.stages.model = ScriptedModel(engine.model, script)
     return engine
 
 

@@ -122,7 +122,7 @@ def lenient(
 
 
 def test_drafts_kept_unverified_fail_every_test(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("specbench.engine.execution.model_runner.sample_and_match", lenient)
+    monkeypatch.setattr("specbench.engine.execution.stages.sample_and_match", lenient)
     found = check(folder, requests_of(32, temperature=1.0), 120)
     assert [cell.status for cell in found.cells] == ["mismatch"] * 4
     greedy = [difference for difference in found.differences if difference["margin"] is not None]

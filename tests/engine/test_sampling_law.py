@@ -118,6 +118,6 @@ def test_the_test_sees_a_wrong_law(folder: Path, monkeypatch: pytest.MonkeyPatch
         kept[:, 0] = torch.where(is_lenient, draft_ids[:, 0], sampled_ids[:, 0])
         return sample_and_match(kept, draft_ids, num_drafts, samples)
 
-    monkeypatch.setattr("specbench.engine.execution.model_runner.sample_and_match", lenient)
+    monkeypatch.setattr("specbench.engine.execution.stages.sample_and_match", lenient)
     sequences, _ = observe(folder, k=2)
     assert p_value(sequences, exact_law(folder)) < LEVEL

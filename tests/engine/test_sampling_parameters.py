@@ -194,8 +194,8 @@ def test_prompt_logprobs_are_made_in_chunks(folder: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("specbench.engine.execution.token_logprobs._MAX_PROMPT_LOGITS", 3 * VOCAB)
     engine = markov_engine(folder, TARGET, DRAFT, 0, max_num_seqs=16, max_model_len=64)
     sizes: list[int] = []
-    compute_logits = engine.runner.model.compute_logits
-    engine.runner.model.compute_logits = lambda hidden: sizes.append(len(hidden)) or compute_logits(hidden)
+    compute_logits = engine.runner.stages.model.compute_logits
+    engine.runner.stages.model.compute_logits = lambda hidden: sizes.append(len(hidden)) or compute_logits(hidden)
     (result,) = run(engine, [request]).values()
     assert result.prompt_logprobs == expected.prompt_logprobs
     assert max(sizes) == 3

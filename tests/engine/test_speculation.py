@@ -69,7 +69,7 @@ def force_accepted(monkeypatch: pytest.MonkeyPatch, wanted: list[int], vocab_siz
                     sampled_ids[request, accepted] = (draft_ids[request, accepted] + 1) % vocab_size
         return verification.sample_and_match(sampled_ids, draft_ids, num_drafts, samples)
 
-    monkeypatch.setattr("specbench.engine.execution.model_runner.sample_and_match", forced)
+    monkeypatch.setattr("specbench.engine.execution.stages.sample_and_match", forced)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])

@@ -24,6 +24,8 @@ from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.input_batch import InputBatch
 from specbench.engine.execution.model_runner import ModelRunner
+from specbench.engine.execution.stages import Forwarded
+from specbench.engine.execution.step_results import StepResults
 from specbench.engine.layers.metadata import TargetOutput
 from specbench.engine.sampling.parameters import RequestSampling
 from specbench.engine.scheduling.step import DECODE, NewRequest, SchedulerOutput
@@ -67,13 +69,6 @@ class GivenLogits:
         return self.logits.clone() if self.is_copied else self.logits
 
 
-@dataclass
-class Positions:
-    """The part of attention metadata that verification reads."""
-
-    positions: torch.Tensor
-
-
 def make_step(logits: torch.Tensor, params: dict, draft: str, method: str) -> Callable[[], object]:
     """One verify step of BATCH_SIZE requests, to be called again and again."""
     config = EngineConfig(
@@ -93,12 +88,13 @@ def make_step(logits: torch.Tensor, params: dict, draft: str, method: str) -> Ca
     runner = ModelRunner(config, GivenLogits(logits, bool(params), relative_extents={}), None, {})
     step = SchedulerOutput(step=0, new_requests=[_request(row, params) for row in range(BATCH_SIZE)])
     runner.state.apply(step)
-    if runner.draft_probabilities is not None:
-        runner.draft_probabilities.copy_(torch.randn_like(runner.draft_probabilities).softmax(-1))
+    probabilities = runner.stages.draft_probabilities
+    if probabilities is not None:
+        probabilities.copy_(torch.randn_like(probabilities).softmax(-1))
     runner.state.counts[1] = NUM_PROMPT - 1
     # Drafts that the target takes, and one in the middle that it doesn't.
-    runner.state.token_pool[:, NUM_PROMPT : NUM_PROMPT + K] = logits.argmax(-1).view(BATCH_SIZE, -1)[:, :K]
-    runner.state.token_pool[:, NUM_PROMPT + K // 2] = 0
+    drafts = logits.argmax(-1).view(BATCH_SIZE, -1)[:, :K].clone()
+    drafts[:, K // 2] = 0
     for row in range(BATCH_SIZE):
         step.rows.append(row)
         step.modes.append(DECODE)
@@ -106,12 +102,17 @@ def make_step(logits: torch.Tensor, params: dict, draft: str, method: str) -> Ca
         step.max_seq_lens.append(NUM_PROMPT + K)
     positions = torch.arange(NUM_PROMPT - 1, NUM_PROMPT + K).repeat(BATCH_SIZE)
     hidden = torch.zeros(len(positions), 1)
+    counts = runner.state.counts[:, :BATCH_SIZE].clone()
 
     @torch.inference_mode()
     def verify() -> object:
+        # What the call before committed is taken back.
+        runner.state.token_pool[:BATCH_SIZE, NUM_PROMPT : NUM_PROMPT + K] = drafts
+        runner.state.counts[:, :BATCH_SIZE] = counts
         batch = InputBatch.gather(step, runner.state, K)
-        verdict, kept = runner._verify(step, batch, Positions(positions), TargetOutput(hidden, hidden))
-        return verdict, [rows.of_tokens(verdict) for rows in kept]
+        results = StepResults.empty(K, BATCH_SIZE, logits.device)
+        kept = runner.stages.verify(Forwarded(batch, positions, TargetOutput(hidden, hidden)), results)
+        return results, [rows.read() for rows in kept]
 
     return verify
 

@@ -5,6 +5,7 @@ Belongs here: index maps of a step and the gathers made with them. Does not belo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from specbench.engine.execution.request_state import RequestState
+from specbench.engine.layers.to_device import to_device
 from specbench.engine.sampling.sampler import SamplingRows
 from specbench.engine.sampling.verification import Windows
 from specbench.engine.scheduling.step import DECODE, PARTIAL_CHUNK, SchedulerOutput
@@ -22,8 +24,9 @@ class StepIndices:
     """Index maps that depend on a step's shape alone: who runs, how many rows each, in which mode. Steps of one shape
     share them."""
 
-    # [num_requests] int64: batch index -> persistent row
+    # [num_requests] int64: batch index -> persistent row; the same on the host, without requests of padding
     rows: torch.Tensor
+    rows_np: Sequence[int]
     # [num_requests + 1] on the host
     query_start_loc_np: tuple[int, ...]
     # [num_tokens] int64: token row -> persistent row
@@ -43,8 +46,16 @@ class StepIndices:
     num_logits: int
     # [num_requests + 1] on the host: first logits row of each request
     logits_start_loc_np: tuple[int, ...]
-    # on the host: whether the request's rows are a chunk of a prompt
+    # on the host: whether the request's rows are a chunk of a prompt, and whether that leaves part of the prompt
     is_chunk_np: tuple[bool, ...]
+    is_partial_np: tuple[bool, ...]
+    # [num_requests] int64: rows that count, of a step padded to a captured shape; 0 for a request of padding. None: all
+    num_live: torch.Tensor | None = None
+
+    @property
+    def is_live(self) -> torch.Tensor | None:
+        """[num_requests] int64: 0 for a request of padding, else 1. None: there is none."""
+        return None if self.num_live is None else self.num_certain_rows
 
 
 @lru_cache(maxsize=256)
@@ -66,24 +77,70 @@ def step_indices(
         logits_starts.append(len(token_rows))
     num_drafts = np.asarray([n - 1 if mode == DECODE else 0 for n, mode in zip(num_tokens, modes, strict=True)])
 
-    def to_device(values: object) -> torch.Tensor:
-        return torch.tensor(np.asarray(values, dtype=np.int64), device=device)
-
     is_every_row = token_rows == list(range(int(starts[-1])))
     is_every_column = columns.flatten().tolist() == list(range(columns.size))
+    is_partial = np.asarray(modes) == PARTIAL_CHUNK
+    on_device = to_device(
+        [
+            np.asarray(rows),
+            np.repeat(rows, num_tokens),
+            np.asarray(token_rows),
+            np.asarray(persistent_rows),
+            columns,
+            np.asarray(num_tokens) - num_drafts,
+            num_drafts,
+            ~is_partial,
+        ],
+        device,
+    )
     return StepIndices(
-        rows=to_device(rows),
+        rows=on_device[0],
+        rows_np=list(rows),
         query_start_loc_np=tuple(int(start) for start in starts),
-        persistent_row_of_token=to_device(np.repeat(rows, num_tokens)),
-        token_row_of_logits=None if is_every_row else to_device(token_rows),
-        persistent_row_of_logits=to_device(persistent_rows),
-        logits_row_of_column=None if is_every_column else to_device(columns),
-        num_certain_rows=to_device(np.asarray(num_tokens) - num_drafts),
-        num_drafts=to_device(num_drafts),
-        samples=to_device([mode != PARTIAL_CHUNK for mode in modes]),
+        persistent_row_of_token=on_device[1],
+        token_row_of_logits=None if is_every_row else on_device[2],
+        persistent_row_of_logits=on_device[3],
+        logits_row_of_column=None if is_every_column else on_device[4],
+        num_certain_rows=on_device[5],
+        num_drafts=on_device[6],
+        samples=on_device[7],
         num_logits=len(token_rows),
         logits_start_loc_np=tuple(logits_starts),
         is_chunk_np=tuple(mode != DECODE for mode in modes),
+        is_partial_np=tuple(is_partial.tolist()),
+    )
+
+
+def padded_indices(inputs: torch.Tensor, rows_np: Sequence[int], num_rows: int, k: int) -> StepIndices:
+    """Indices of a step of verifications in which every request has `num_rows` rows: k + 1, or 1 where none has drafts.
+
+    inputs: [2, num_requests] int64, persistent row of each request and how many of its rows count; 0 for a request of
+    padding. Everything is computed on the device: a graph of it works for other inputs of the same shape.
+    """
+    rows, num_live = inputs
+    num_requests = len(rows)
+    starts = tuple(range(0, num_requests * num_rows + 1, num_rows))
+    is_live = num_live.clamp_max(1)
+    row_of_token = rows.repeat_interleave(num_rows, output_size=num_requests * num_rows)
+    columns = None
+    if num_rows != k + 1:
+        columns = torch.arange(num_requests, device=rows.device)[:, None].expand(-1, k + 1)
+    return StepIndices(
+        rows=rows,
+        rows_np=rows_np,
+        query_start_loc_np=starts,
+        persistent_row_of_token=row_of_token,
+        token_row_of_logits=None,
+        persistent_row_of_logits=row_of_token,
+        logits_row_of_column=columns,
+        num_certain_rows=is_live,
+        num_drafts=num_live - is_live,
+        samples=is_live,
+        num_logits=num_requests * num_rows,
+        logits_start_loc_np=starts,
+        is_chunk_np=(False,) * num_requests,
+        is_partial_np=(False,) * num_requests,
+        num_live=num_live,
     )
 
 
@@ -96,6 +153,12 @@ class InputBatch:
     counts: torch.Tensor
     # [num_groups, num_requests, num_columns] int32
     block_tables: torch.Tensor
+    # [num_requests] on the host: upper bound of the sequence length, this step's rows included
+    max_seq_lens_np: Sequence[int]
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.indices.rows)
 
     @property
     def rows(self) -> torch.Tensor:
@@ -114,9 +177,12 @@ class InputBatch:
     @classmethod
     def gather(cls, output: SchedulerOutput, state: RequestState, k: int) -> InputBatch:
         indices = step_indices(tuple(output.rows), tuple(output.num_tokens), tuple(output.modes), k, state.device)
-        return cls(
-            indices, state.counts.index_select(1, indices.rows), state.block_tables.index_select(1, indices.rows)
-        )
+        return cls.of(indices, state, output.max_seq_lens)
+
+    @classmethod
+    def of(cls, indices: StepIndices, state: RequestState, max_seq_lens_np: Sequence[int]) -> InputBatch:
+        counts = state.counts.index_select(1, indices.rows)
+        return cls(indices, counts, state.block_tables.index_select(1, indices.rows), max_seq_lens_np)
 
     def token_ids(self, state: RequestState, positions: torch.Tensor) -> torch.Tensor:
         """Input ids of every row, [num_tokens]: committed tokens, then drafts. A missing draft (-1) reads as id 0."""
@@ -144,15 +210,19 @@ class InputBatch:
         columns = self.indices.logits_row_of_column
         return of_logits_rows.unflatten(0, (-1, k + 1)) if columns is None else of_logits_rows[columns]
 
-    def sampling_rows(
-        self, state: RequestState, output: SchedulerOutput, positions: torch.Tensor
-    ) -> SamplingRows | None:
+    def sampling_rows(self, state: RequestState, positions: torch.Tensor) -> SamplingRows | None:
         """Sampling parameters of the logits rows; None when every request is greedy and asks for nothing."""
-        token_row = self.indices.token_row_of_logits
+        # Rows that pad a window may lie behind the bound.
+        width = max(self.max_seq_lens_np) + (0 if self.indices.num_live is None else len(state.columns))
         return state.sampling.rows(
-            output.rows,
+            self.indices.rows_np,
             self.indices.logits_start_loc_np,
             self.indices.persistent_row_of_logits,
-            (positions if token_row is None else positions[token_row]) + 1,
-            state.token_pool[:, : max(output.max_seq_lens)],
+            self.sampled_positions(positions),
+            state.token_pool[:, :width],
         )
+
+    def sampled_positions(self, positions: torch.Tensor) -> torch.Tensor:
+        """[num_logits] int64: of the tokens that the logits rows give. positions: [num_tokens] int64."""
+        token_row = self.indices.token_row_of_logits
+        return (positions if token_row is None else positions[token_row]) + 1

@@ -2,14 +2,21 @@
 
 Belongs here: counts, the token pool, block tables; sampling parameters in an object of their own. Does not belong here:
 per-step tensors (input_batch.py), what a proposer remembers (its own buffers).
+
+The row past the last is the scratch row: requests that only pad a step to a captured size have it. Its counts stay 0,
+its blocks are the null block, and nothing that is written to it is read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 
 from specbench.engine.config import EngineConfig
 from specbench.engine.layers.metadata import num_table_columns
+from specbench.engine.layers.to_device import to_device
 from specbench.engine.sampling.sampling_state import SamplingState
 from specbench.engine.scheduling.step import NewBlocks, NewRequest, SchedulerOutput
 
@@ -29,18 +36,20 @@ class RequestState:
     ):
         k = num_speculative_tokens
         self.device = device
+        self.scratch_row = max_num_seqs
+        num_rows = max_num_seqs + 1
         #: First column of the area that drafts of partial chunks are written to and nobody reads.
         self.spill_column = max_model_len + k + 1
-        # [max_num_seqs, max_model_len + 2k + 2] int64: committed tokens, then drafts (-1: none)
-        self.token_pool = torch.zeros(max_num_seqs, self.spill_column + k + 1, dtype=torch.int64, device=device)
-        # [2, max_num_seqs] int64: committed tokens, and those of them whose caches are written
-        self.counts = torch.zeros(2, max_num_seqs, dtype=torch.int64, device=device)
+        # [num_rows, max_model_len + 2k + 2] int64: committed tokens, then drafts (-1: none)
+        self.token_pool = torch.zeros(num_rows, self.spill_column + k + 1, dtype=torch.int64, device=device)
+        # [2, num_rows] int64: committed tokens, and those of them whose caches are written
+        self.counts = torch.zeros(2, num_rows, dtype=torch.int64, device=device)
         # [k + 1] int64: 0 .. k
         self.columns = torch.arange(k + 1, device=device)
-        self.sampling = SamplingState(max_num_seqs, vocab_size, device)
-        # [num_groups, max_num_seqs, num_columns] int32: column 0 is the null block, logical block j is column j + 1
+        self.sampling = SamplingState(num_rows, vocab_size, device)
+        # [num_groups, num_rows, num_columns] int32: column 0 is the null block, logical block j is column j + 1
         num_columns = num_table_columns(self.spill_column, block_size)
-        self.block_tables = torch.zeros(num_groups, max_num_seqs, num_columns, dtype=torch.int32, device=device)
+        self.block_tables = torch.zeros(num_groups, num_rows, num_columns, dtype=torch.int32, device=device)
 
     @classmethod
     def of(cls, config: EngineConfig, num_groups: int, vocab_size: int, device: torch.device) -> RequestState:
@@ -62,26 +71,41 @@ class RequestState:
         return own + self.sampling.num_bytes
 
     def apply(self, output: SchedulerOutput) -> None:
-        for request in output.new_requests:
-            self._add(request)
-        for blocks in output.new_blocks:
-            self._append(blocks)
+        """New requests, then new blocks: what the host says of a step goes over in one copy."""
+        if output.new_requests:
+            self._add(output.new_requests)
+        if output.new_blocks:
+            self._append(output.new_blocks)
 
-    def _add(self, request: NewRequest) -> None:
-        row = request.row
-        num_tokens = len(request.token_ids)
-        self.token_pool[row, :num_tokens] = torch.tensor(request.token_ids, dtype=torch.int64)
+    def _add(self, requests: Sequence[NewRequest]) -> None:
+        width = self.token_pool.shape[1]
+        places = [request.row * width + np.arange(len(request.token_ids)) for request in requests]
+        rows, counts, where, token_ids = to_device(
+            [
+                np.asarray([request.row for request in requests]),
+                np.asarray([[len(one.token_ids) for one in requests], [one.num_computed_tokens for one in requests]]),
+                np.concatenate(places),
+                np.concatenate([request.token_ids for request in requests]),
+            ],
+            self.device,
+        )
         # Drafts of an earlier occupant must not be taken for this request's.
-        self.token_pool[row, num_tokens:] = -1
-        self.block_tables[:, row] = 0
-        self.counts[0, row] = num_tokens
-        self.counts[1, row] = request.num_computed_tokens
-        self.sampling.add(row, request.sampling)
+        self.token_pool.index_fill_(0, rows, -1)
+        self.token_pool.view(-1).index_copy_(0, where, token_ids)
+        self.block_tables.index_fill_(1, rows, 0)
+        self.counts.index_copy_(1, rows, counts)
+        self.sampling.add([request.row for request in requests], [request.sampling for request in requests])
 
-    def _append(self, blocks: NewBlocks) -> None:
-        first_column = blocks.start + 1
-        columns = slice(first_column, first_column + len(blocks.block_ids))
-        self.block_tables[blocks.group, blocks.row, columns] = torch.tensor(blocks.block_ids, dtype=torch.int32)
+    def _append(self, added: Sequence[NewBlocks]) -> None:
+        _, num_rows, num_columns = self.block_tables.shape
+        places = [
+            (blocks.group * num_rows + blocks.row) * num_columns + blocks.start + 1 + np.arange(len(blocks.block_ids))
+            for blocks in added
+        ]
+        where, block_ids = to_device(
+            [np.concatenate(places), np.concatenate([blocks.block_ids for blocks in added])], self.device
+        )
+        self.block_tables.view(-1).index_copy_(0, where, block_ids.int())
 
     def commit(
         self, rows: torch.Tensor, token_ids: torch.Tensor, old_num_tokens: torch.Tensor, counts: torch.Tensor

@@ -1,20 +1,25 @@
 """Log-probabilities of one step, for the requests that ask: which rows are theirs, and how much is made at once.
 
-Belongs here: rows and chunks. Does not belong here: what a log-probability is (sampling/logprobs.py).
+Belongs here: rows and chunks; what is copied to the host, to be read when the step has settled. Does not belong here:
+what a log-probability is (sampling/logprobs.py).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from specbench.engine.execution.input_batch import InputBatch
 from specbench.engine.execution.request_state import RequestState
+from specbench.engine.execution.to_host import copy_to_host
+from specbench.engine.layers.to_device import to_device
 from specbench.engine.models.target import TargetModel
 from specbench.engine.sampling.logprobs import LogprobTensors
 from specbench.engine.sampling.verification import Verdict
-from specbench.engine.scheduling.step import DECODE, PARTIAL_CHUNK, SchedulerOutput
+from specbench.engine.scheduling.step import DECODE, SchedulerOutput
 from specbench.generate import TokenLogprob
 
 #: Logits of prompt rows that are made at once (128 MiB in fp32): a long prompt has more than memory does.
@@ -22,12 +27,33 @@ _MAX_PROMPT_LOGITS = 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log-probabilities of some requests' tokens on their way to the host."""
+
+    #: Batch indices.
+    requests: Sequence[int]
+    #: How many of the likeliest ids each of them wants.
+    num_top: Sequence[int]
+    num_columns: int
+    # [num_requests * num_columns, ...] on the host
+    tensors: LogprobTensors
+
+    def read(self) -> dict[int, list[TokenLogprob]]:
+        """Batch index -> one for each column; those behind the emitted tokens mean nothing."""
+        rows = self.tensors.read([count for count in self.num_top for _ in range(self.num_columns)])
+        return {
+            request: rows[place * self.num_columns : (place + 1) * self.num_columns]
+            for place, request in enumerate(self.requests)
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class LogprobRows:
     """Logits of every column of some requests' windows, kept until it is known which tokens are emitted."""
 
-    #: Batch indices.
+    #: Batch indices, on the host and as [num_requests] int64.
     requests: list[int]
-    #: How many of the likeliest ids each of them wants.
+    request_indices: torch.Tensor
     num_top: list[int]
     # [num_requests * (k + 1), vocab] fp32
     logits: torch.Tensor
@@ -36,7 +62,6 @@ class LogprobRows:
     def keep(
         cls,
         logits: torch.Tensor,
-        output: SchedulerOutput,
         batch: InputBatch,
         state: RequestState,
         k: int,
@@ -48,31 +73,44 @@ class LogprobRows:
         wanted, processed = state.sampling.num_logprobs_np, state.sampling.has_processed_logprobs_np
         requests = [
             index
-            for index, row in enumerate(output.rows)
-            if wanted[row] >= 0 and processed[row] == is_processed and output.modes[index] != PARTIAL_CHUNK
+            for index, row in enumerate(batch.indices.rows_np)
+            if wanted[row] >= 0 and processed[row] == is_processed and not batch.indices.is_partial_np[index]
         ]
         if not requests:
             return None
-        rows = batch.by_column(torch.arange(len(logits), device=logits.device), k)[requests]
-        return cls(requests, [int(wanted[output.rows[index]]) for index in requests], logits[rows.flatten()])
+        (request_indices,) = to_device([np.asarray(requests)], logits.device)
+        rows = batch.by_column(torch.arange(len(logits), device=logits.device), k)[request_indices]
+        num_top = [int(wanted[batch.indices.rows_np[index]]) for index in requests]
+        return cls(requests, request_indices, num_top, logits[rows.flatten()])
 
-    def of_tokens(self, verdict: Verdict) -> dict[int, list[TokenLogprob]]:
-        """Batch index -> one for each column; those behind the emitted tokens mean nothing."""
-        num_columns = verdict.token_ids.shape[1]
-        token_ids = verdict.token_ids[self.requests].clamp_min(0).flatten()
+    def of_tokens(self, verdict: Verdict) -> TokenLogprobs:
+        token_ids = verdict.token_ids[self.request_indices].clamp_min(0).flatten()
         tensors = LogprobTensors.gather(self.logits, token_ids, max(self.num_top))
-        rows = tensors.to_host([count for count in self.num_top for _ in range(num_columns)])
-        return {
-            request: rows[place * num_columns : (place + 1) * num_columns]
-            for place, request in enumerate(self.requests)
-        }
+        return TokenLogprobs(self.requests, self.num_top, verdict.token_ids.shape[1], tensors.map(copy_to_host))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of a request's next prompt tokens on their way to the host."""
+
+    #: Position of the first of them.
+    first: int
+    num_top: int
+    #: On the host, chunk by chunk.
+    chunks: Sequence[LogprobTensors]
+
+    def read(self) -> tuple[int, list[TokenLogprob]]:
+        rows: list[TokenLogprob] = []
+        for tensors in self.chunks:
+            rows += tensors.read([self.num_top] * len(tensors.token_ids))
+        return self.first, rows
 
 
 def prompt_logprobs(
     model: TargetModel, state: RequestState, output: SchedulerOutput, batch: InputBatch, hidden_states: torch.Tensor
-) -> dict[int, tuple[int, list[TokenLogprob]]]:
-    """Batch index -> position of the first prompt token that this chunk's rows predict, and what they make of it and
-    those behind it. hidden_states: [num_tokens, hidden], after the final norm."""
+) -> dict[int, PromptLogprobs]:
+    """Batch index -> what this chunk's rows make of the prompt tokens that they predict. hidden_states:
+    [num_tokens, hidden], after the final norm."""
     found = {}
     for index, row in enumerate(output.rows):
         num_top = int(state.sampling.num_prompt_logprobs_np[row])
@@ -84,15 +122,16 @@ def prompt_logprobs(
         if count > 0:
             start = batch.indices.query_start_loc_np[index]
             token_ids = state.token_pool[row, first : first + count]
-            found[index] = (first, _in_chunks(model, hidden_states[start : start + count], token_ids, num_top))
+            chunks = _in_chunks(model, hidden_states[start : start + count], token_ids, num_top)
+            found[index] = PromptLogprobs(first, num_top, chunks)
     return found
 
 
 def _in_chunks(
     model: TargetModel, hidden_states: torch.Tensor, token_ids: torch.Tensor, num_top: int
-) -> list[TokenLogprob]:
+) -> list[LogprobTensors]:
     size = max(1, _MAX_PROMPT_LOGITS // model.vocab_size)
-    rows: list[TokenLogprob] = []
-    for hidden, ids in zip(hidden_states.split(size), token_ids.split(size), strict=True):
-        rows += LogprobTensors.gather(model.compute_logits(hidden), ids, num_top).to_host([num_top] * len(ids))
-    return rows
+    return [
+        LogprobTensors.gather(model.compute_logits(hidden), ids, num_top).map(copy_to_host)
+        for hidden, ids in zip(hidden_states.split(size), token_ids.split(size), strict=True)
+    ]

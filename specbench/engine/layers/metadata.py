@@ -166,6 +166,8 @@ class AttentionMetadataBuilder:
         #: The farthest that a row looks back; offsets start there.
         self._first_offset = -max(spec.window or 1 for spec in groups)
         self._arange = torch.arange(self._first_offset, 4 * block_size, device=device)
+        # Shorter ones that it replaced: a graph may go on reading them.
+        self._outgrown: list[Tensor] = []
         # (group, rows of a request) -> bias columns
         self._columns_of_window: dict[tuple[str, int], Tensor] = {}
         # (requests, rows of each) -> their first rows, which graphs go on reading: none is ever dropped
@@ -297,6 +299,7 @@ class AttentionMetadataBuilder:
     def _grow_arange(self, max_positions: int) -> None:
         needed = max_positions + 2 * self._block_size
         if needed > len(self._arange) + self._first_offset:
+            self._outgrown.append(self._arange)
             self._arange = torch.arange(self._first_offset, 2 * needed, device=self._device)
 
     def _offsets(self, start: int, end: int) -> Tensor:

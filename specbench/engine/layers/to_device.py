@@ -21,3 +21,13 @@ def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor
     np.concatenate([array.reshape(-1) for array in wide], out=staging.numpy())
     parts = staging.to(device, non_blocking=True).split(sizes)
     return [part.view(array.shape) for part, array in zip(parts, wide, strict=True)]
+
+
+def copy_in(buffer: Tensor, values: np.ndarray) -> None:
+    """Fill an int64 buffer of the same shape, which must be contiguous, in the same way."""
+    if not buffer.is_cuda:
+        buffer.copy_(torch.from_numpy(values))
+        return
+    staging = torch.empty(buffer.shape, dtype=torch.int64, pin_memory=True)
+    staging.numpy()[...] = values
+    buffer.copy_(staging, non_blocking=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, RowLayout
+from specbench.engine.layers.to_device import to_device
 from specbench.engine.models.registry import (
     build_model,
     load_model_config,
@@ -56,23 +57,48 @@ class CatchUpLayout:
     num_sampled: Tensor
 
 
-@lru_cache(maxsize=256)
 def catch_up_layout(
+    target_start_loc: tuple[int, ...], is_chunk: tuple[bool, ...], is_partial: tuple[bool, ...], device: torch.device
+) -> CatchUpLayout:
+    """Steps of one shape share it; that of verifications alone, which is the same whatever rows the target had, is kept
+    for good, since graphs go on reading it."""
+    if any(is_chunk):
+        return _mixed_layout(target_start_loc, is_chunk, is_partial, device)
+    return _verification_layout(len(is_chunk), device)
+
+
+@cache
+def _verification_layout(num_requests: int, device: torch.device) -> CatchUpLayout:
+    nobody = (False,) * num_requests
+    return _make_layout(tuple(range(num_requests + 1)), nobody, nobody, device)
+
+
+@lru_cache(maxsize=256)
+def _mixed_layout(
+    target_start_loc: tuple[int, ...], is_chunk: tuple[bool, ...], is_partial: tuple[bool, ...], device: torch.device
+) -> CatchUpLayout:
+    return _make_layout(target_start_loc, is_chunk, is_partial, device)
+
+
+def _make_layout(
     target_start_loc: tuple[int, ...], is_chunk: tuple[bool, ...], is_partial: tuple[bool, ...], device: torch.device
 ) -> CatchUpLayout:
     num_sampled = 1 - np.asarray(is_partial, dtype=np.int64)
     counts = np.where(is_chunk, np.diff(target_start_loc) + num_sampled, _MAX_MISSING)
     starts = tuple(np.concatenate([[0], np.cumsum(counts)]).tolist())
+    chunks, sampled = to_device([np.asarray(is_chunk), num_sampled], device)
     return CatchUpLayout(
         query_start_loc_np=starts,
         indices=row_indices(starts, device),
-        is_chunk=torch.tensor(is_chunk, device=device),
-        num_sampled=torch.tensor(num_sampled, device=device),
+        is_chunk=chunks.bool(),
+        num_sampled=sampled,
     )
 
 
 class DraftModel:
     """The proposer."""
+
+    is_capturable = True
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         assert config.draft_checkpoint is not None
@@ -112,29 +138,32 @@ class DraftModel:
 
     def propose(self, batch: DraftBatch) -> None:
         layout = catch_up_layout(batch.query_start_loc_np, batch.is_chunk_np, batch.is_partial_np, self.device)
-        hidden = self._catch_up(batch, layout)
+        num_sampled = layout.num_sampled if batch.is_live is None else layout.num_sampled * batch.is_live
+        hidden = self._catch_up(batch, layout, num_sampled)
         if all(batch.is_partial_np):
             return
-        # [num_requests]: of the row that gives the first draft
-        position = batch.first_position + batch.num_valid + layout.num_sampled - 1
+        # [num_requests]: of the row that gives the first draft; -1 for a request of padding
+        position = batch.first_position + batch.num_valid + num_sampled - 1
         self._draft(0, batch, hidden, position)
-        single_rows = tuple(range(len(batch.rows_np) + 1))
+        single_rows = tuple(range(len(batch.rows) + 1))
         requests = row_indices(single_rows, self.device).request_of_row
         for index in range(1, self.k):
             position = position + 1
             is_live = (position < self.limit).long()
+            if batch.is_live is not None:
+                is_live = is_live * batch.is_live
             bounds = [bound + 1 + index for bound in batch.max_seq_lens_np]
             metadata = self.metadata_builder.build(
                 batch.block_tables, RowLayout(single_rows, position, is_live, bounds)
             )
             self._draft(index, batch, self._run(batch, requests, metadata), position)
 
-    def _catch_up(self, batch: DraftBatch, layout: CatchUpLayout) -> Tensor:
+    def _catch_up(self, batch: DraftBatch, layout: CatchUpLayout, num_sampled: Tensor) -> Tensor:
         """Run the tokens that the caches lack: the hidden of each request's newest token, [num_requests, hidden]."""
         # [num_requests]: of the tokens from the target's first row on, those whose entries are good already
         num_good = batch.num_valid.clamp_max(self.k).masked_fill(layout.is_chunk, 0)
         first_position = batch.first_position + num_good
-        num_live = batch.num_valid + layout.num_sampled - num_good
+        num_live = batch.num_valid + num_sampled - num_good
         num_live = torch.minimum(num_live, self.limit - first_position).clamp_min(0)
         bounds = [bound + _MAX_MISSING for bound in batch.max_seq_lens_np]
         metadata = self.metadata_builder.build(
@@ -142,9 +171,6 @@ class DraftModel:
         )
         hidden = self._run(batch, layout.indices.request_of_row, metadata)
         return hidden[layout.indices.query_start + (num_live - 1).clamp_min(0)]
-
-    def capture(self) -> None:
-        """Nothing is captured yet: every pass runs eagerly."""
 
     def release(self, rows: list[int]) -> None:
         """Nothing was kept."""

@@ -12,7 +12,7 @@ Token ids need no window: committed tokens and, behind them, this pass's drafts 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import torch
@@ -20,11 +20,12 @@ import torch
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
 from specbench.engine.layers.metadata import AttentionMetadata, RowLayout
+from specbench.engine.layers.to_device import to_device
 from specbench.engine.models.registry import module_cache_groups, module_weight_bytes
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.mtp_modules import DraftModules
 from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
-from specbench.engine.proposers.row_indices import RowIndices, row_indices
+from specbench.engine.proposers.row_indices import RowIndices, row_indices, uniform_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,32 +44,57 @@ class DraftLayout:
     is_chunk: torch.Tensor
 
 
-@lru_cache(maxsize=256)
 def draft_layout(
+    target_start_loc: tuple[int, ...], is_chunk: tuple[bool, ...], num_modules: int, device: torch.device
+) -> DraftLayout:
+    """Steps of one shape share it; that of verifications alone is kept for good, since graphs go on reading it."""
+    num_rows = None if any(is_chunk) else uniform_rows(target_start_loc)
+    if num_rows is None:
+        return _mixed_layout(target_start_loc, is_chunk, num_modules, device)
+    return _verification_layout(len(is_chunk), num_rows, num_modules, device)
+
+
+@cache
+def _verification_layout(num_requests: int, num_rows: int, num_modules: int, device: torch.device) -> DraftLayout:
+    target_start_loc = tuple(range(0, num_requests * num_rows + 1, num_rows))
+    return _make_layout(target_start_loc, (False,) * num_requests, num_modules, device)
+
+
+@lru_cache(maxsize=256)
+def _mixed_layout(
+    target_start_loc: tuple[int, ...], is_chunk: tuple[bool, ...], num_modules: int, device: torch.device
+) -> DraftLayout:
+    return _make_layout(target_start_loc, is_chunk, num_modules, device)
+
+
+def _make_layout(
     target_start_loc: tuple[int, ...], is_chunk: tuple[bool, ...], num_modules: int, device: torch.device
 ) -> DraftLayout:
     """A chunk keeps its rows. A verification gets N + 1: at most N - 1 stale rows, of which one goes with every
     accepted draft, and the accepted drafts and the row before them make N, or N + 1 when all N were accepted."""
     counts = np.where(is_chunk, np.diff(target_start_loc), num_modules + 1)
     starts = np.concatenate([[0], np.cumsum(counts)])
-
+    target_start, chunks = to_device([np.asarray(target_start_loc[:-1]), np.asarray(is_chunk)], device)
     return DraftLayout(
         query_start_loc_np=tuple(starts.tolist()),
         num_added_np=tuple((counts - np.diff(target_start_loc)).tolist()),
         indices=row_indices(tuple(starts.tolist()), device),
-        target_start=torch.tensor(target_start_loc[:-1], device=device),
-        is_chunk=torch.tensor(is_chunk, device=device),
+        target_start=target_start,
+        is_chunk=chunks.bool(),
     )
 
 
 class MultiModuleMTP:
     """The proposer. Its only memory of a request is the window of hiddens."""
 
+    is_capturable = True
+
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         self.config = config
         self.checkpoint = checkpoint
         self.num_modules = config.num_speculative_tokens
-        self.max_num_seqs = config.max_num_seqs
+        # One for requests of padding.
+        self.num_window_rows = config.max_num_seqs + 1
         self.hidden_feedback = config.hidden_feedback
         self.faults = config.faults
         # One hidden more is needed to be wrong by one row.
@@ -82,16 +108,16 @@ class MultiModuleMTP:
             num_speculative_tokens=self.num_modules,
             cache_groups=specs,
             num_prompt_lookahead=self.num_modules,
-            fixed_bytes=self.max_num_seqs * self.window_size * hidden_size * specs[0].element_size,
             weight_bytes=module_weight_bytes(self.checkpoint, self.config.dtype, self.num_modules, self.config.shard),
+            fixed_bytes=self.num_window_rows * self.window_size * hidden_size * specs[0].element_size,
         )
 
     def load(self, target: TargetModel) -> None:
         self.target = target
         self.modules = DraftModules(self.config, self.checkpoint, target, self.num_modules)
-        # [max_num_seqs, window_size, hidden]: the target's hiddens of each request's newest valid rows, newest last
+        # [max_num_seqs + 1, window_size, hidden]: the target's hiddens of each request's newest valid rows, newest last
         self.window = torch.zeros(
-            self.max_num_seqs, self.window_size, target.hidden_size, dtype=target.dtype, device=target.device
+            self.num_window_rows, self.window_size, target.hidden_size, dtype=target.dtype, device=target.device
         )
 
     def propose(self, batch: DraftBatch) -> None:
@@ -106,9 +132,6 @@ class MultiModuleMTP:
         )
         hidden = self._gather_hidden(batch, layout, metadata.positions)
         self._draft(batch, layout, metadata, hidden, layout.indices.query_start + num_live - 1)
-
-    def capture(self) -> None:
-        """Nothing is captured yet: every pass runs eagerly."""
 
     def release(self, rows: list[int]) -> None:
         """A new occupant's first pass has no stale rows and fills the window before any is read: nothing to clear."""

@@ -27,6 +27,8 @@ MODULE = 0
 class SingleModuleMTP:
     """The proposer."""
 
+    is_capturable = True
+
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         self.config = config
         self.checkpoint = checkpoint
@@ -55,20 +57,17 @@ class SingleModuleMTP:
             return
         hidden = output[indices.query_start + batch.num_valid - 1]
         self.modules.draft(0, batch, hidden)
-        num_requests = len(batch.rows_np)
+        num_requests = len(batch.rows)
         single_rows = tuple(range(num_requests + 1))
         for index in range(1, self.k):
             position = batch.first_position + batch.num_valid - 1 + index
             max_seq_lens = [bound + index for bound in batch.max_seq_lens_np]
             metadata = self.modules.metadata_builder.build(
-                batch.block_tables, RowLayout(single_rows, position, None, max_seq_lens)
+                batch.block_tables, RowLayout(single_rows, position, batch.is_live, max_seq_lens)
             )
             requests = row_indices(single_rows, self.device).request_of_row
             hidden = self.modules.run(MODULE, batch, requests, metadata, hidden, lookahead=1)
             self.modules.draft(index, batch, hidden)
-
-    def capture(self) -> None:
-        """Nothing is captured yet: every pass runs eagerly."""
 
     def release(self, rows: list[int]) -> None:
         """Nothing was kept."""

@@ -19,6 +19,8 @@ from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
 class NgramLookup:
     """The proposer. It remembers nothing."""
 
+    is_capturable = True
+
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         self.k = config.num_speculative_tokens
         self.ngram_min = config.ngram_min
@@ -43,9 +45,6 @@ class NgramLookup:
         # The columns of a partial chunk's drafts lie past the width: whatever is found for it is not read.
         num_tokens = batch.draft_columns.clamp_max(token_ids.shape[1])
         batch.write_drafts(look_up(token_ids, num_tokens, self.ngram_min, self.ngram_max, self.k))
-
-    def capture(self) -> None:
-        """Nothing to capture: no model runs."""
 
     def release(self, rows: list[int]) -> None:
         """Nothing was kept."""

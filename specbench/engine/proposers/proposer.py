@@ -1,6 +1,6 @@
 """The proposer contract: who drafts the tokens that the target verifies.
 
-Belongs here: the five methods, their one argument object, and capabilities as data. Does not belong here: any
+Belongs here: the methods, their one argument object, and capabilities as data. Does not belong here: any
 proposer. The runner and the scheduler read what a proposer declares and never ask what it is called.
 """
 
@@ -57,7 +57,7 @@ class DraftBatch:
     A request's committed tokens and, behind them, its drafts are one row of the token pool.
     """
 
-    # [num_requests] int64: persistent rows; the same on the host
+    # [num_requests] int64: persistent rows; the same on the host, empty while a graph is recorded
     rows: torch.Tensor
     rows_np: Sequence[int]
     # [num_requests + 1]: rows of the target's layout, on the host
@@ -66,6 +66,8 @@ class DraftBatch:
     first_position: torch.Tensor
     # [num_requests] int64: rows that survived verification
     num_valid: torch.Tensor
+    # [num_requests] int64: 0 for a request that only pads the batch, which has no valid row, else 1. None: none does
+    is_live: torch.Tensor | None
     # [num_requests] int64: accepted drafts of the verification just done; 0 for chunks
     num_accepted: torch.Tensor
     # on the host, by request: whether its rows are a chunk of a prompt rather than a verification, and whether that
@@ -113,6 +115,10 @@ class DraftBatch:
 class Proposer(Protocol):
     """Methods in the order of time."""
 
+    #: Whether drafting behind a verification depends on the batch's shape and tensors alone, with nothing asked of the
+    #: host and nothing waited for: then it can be recorded once and replayed.
+    is_capturable: bool
+
     def requirements(self) -> ProposerRequirements:
         """Known before anything is loaded or allocated."""
         ...
@@ -124,10 +130,6 @@ class Proposer(Protocol):
     def propose(self, batch: DraftBatch) -> None:
         """Write k drafts a request by `batch.write_draft`, -1 from the first that is missing on. Called every step,
         partial chunks included."""
-        ...
-
-    def capture(self) -> None:
-        """Record graphs for the shapes that will be replayed; does nothing where the device has none."""
         ...
 
     def release(self, rows: list[int]) -> None:

@@ -20,6 +20,7 @@ import torch
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
+from specbench.engine.layers.to_device import to_device
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.proposer import AdmittedRequest, DraftBatch, ProposerRequirements
 from specbench.errors import UserError
@@ -28,10 +29,14 @@ from specbench.errors import UserError
 class StubProposer:
     """The proposer. It remembers the recorded text of each row, and how far the row's decisions have gone."""
 
+    #: What it wants accepted is decided on the host.
+    is_capturable = False
+
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         assert config.drafts is not None
         self.k = config.num_speculative_tokens
-        self.max_num_seqs = config.max_num_seqs
+        # One for requests of padding.
+        self.num_rows = config.max_num_seqs + 1
         # Drafts are read up to k columns behind the newest token.
         self.width = config.max_model_len + self.k
         self.accepted_counts = config.accepted_counts
@@ -45,13 +50,13 @@ class StubProposer:
             num_speculative_tokens=self.k,
             cache_groups=(),
             num_prompt_lookahead=0,
-            fixed_bytes=self.max_num_seqs * self.width * torch.int64.itemsize,
+            fixed_bytes=self.num_rows * self.width * torch.int64.itemsize,
         )
 
     def load(self, target: TargetModel) -> None:
         self.recorded = RecordedOutputs.read(self.drafts_file)
-        # [max_num_seqs, width] int64: prompt and recorded output of each row's request; -1 where nothing is known
-        self.text = torch.full((self.max_num_seqs, self.width), -1, dtype=torch.int64, device=target.device)
+        # [max_num_seqs + 1, width] int64: prompt and recorded output of each row's request; -1 where nothing is known
+        self.text = torch.full((self.num_rows, self.width), -1, dtype=torch.int64, device=target.device)
 
     def propose(self, batch: DraftBatch) -> None:
         for request in batch.admitted:
@@ -63,7 +68,7 @@ class StubProposer:
             0 if is_partial else next(self._wanted[row])
             for row, is_partial in zip(batch.rows_np, batch.is_partial_np, strict=True)
         ]
-        wanted = torch.tensor(wanted_np, device=device)
+        (wanted,) = to_device([np.asarray(wanted_np)], device)
         index = torch.arange(self.k, device=device)
         # The columns of a partial chunk's drafts lie past the text: they are not read.
         columns = (batch.draft_columns[:, None] + index).clamp_max(self.width - 1)
@@ -72,17 +77,15 @@ class StubProposer:
         is_spoilt = (index == wanted[:, None]) & (right >= 0)
         batch.write_drafts(torch.where(is_spoilt, wrong, right))
 
-    def capture(self) -> None:
-        """Nothing to capture: no model runs."""
-
     def release(self, rows: list[int]) -> None:
         for row in rows:
             self._wanted.pop(row, None)
 
     def _admit(self, request: AdmittedRequest) -> None:
         text = self.recorded.continue_text(request.token_ids)[: self.width]
+        (token_ids,) = to_device([np.asarray(text)], self.text.device)
         self.text[request.row] = -1
-        self.text[request.row, : len(text)] = torch.tensor(text, device=self.text.device)
+        self.text[request.row, : len(text)] = token_ids
         if self.accepted_rates is not None:
             self._wanted[request.row] = draw_accepted_counts(self.accepted_rates, request.key)
         else:

@@ -21,21 +21,22 @@ def draft_probability_bytes(config: EngineConfig, vocab_size: int) -> int:
     """Bytes of the buffer that `allocate_draft_probabilities` makes."""
     if config.draft_sample_method == "greedy":
         return 0
-    return config.max_num_seqs * config.num_speculative_tokens * vocab_size * torch.float32.itemsize
+    return (config.max_num_seqs + 1) * config.num_speculative_tokens * vocab_size * torch.float32.itemsize
 
 
 def allocate_draft_probabilities(config: EngineConfig, vocab_size: int) -> torch.Tensor | None:
-    """[max_num_seqs, k, vocab] fp32: the law of each draft awaiting verification. None where drafts are argmaxes."""
+    """[max_num_seqs + 1, k, vocab] fp32: the law of each draft awaiting verification, the last for requests of padding.
+    None where drafts are argmaxes."""
     if config.draft_sample_method == "greedy":
         return None
-    return torch.zeros(config.max_num_seqs, config.num_speculative_tokens, vocab_size, device=config.device)
+    return torch.zeros(config.max_num_seqs + 1, config.num_speculative_tokens, vocab_size, device=config.device)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSampling:
     """What drawing drafts takes, for the requests of one batch."""
 
-    # [max_num_seqs, k, vocab] fp32, written here
+    # [max_num_seqs + 1, k, vocab] fp32, written here
     probabilities: torch.Tensor
     # [num_requests] int64: persistent rows
     rows: torch.Tensor

@@ -34,8 +34,12 @@ def mask_top_p_(logits: torch.Tensor, top_p: torch.Tensor) -> None:
     """Keep the fewest most likely ids whose probability reaches top_p, and those equal to the last of them.
 
     top_p: fp32 [num_rows], 1 off. The likeliest ids are looked at, more of them where their mass does not reach it, and
-    in a flat law the threshold is searched. How a row is treated depends on itself alone.
+    in a flat law the threshold is searched. How a row is treated depends on itself alone. On a GPU it is always
+    searched: to learn which rows are done the host would have to wait.
     """
+    if logits.is_cuda:
+        _drop_below_(logits, _searched_thresholds(logits, top_p))
+        return
     vocab_size = logits.shape[-1]
     threshold = torch.full_like(top_p, _NONE)
     total = log_total(logits)
@@ -57,6 +61,13 @@ def mask_top_p_(logits: torch.Tensor, top_p: torch.Tensor) -> None:
         rows = waiting[part]
         threshold[rows] = _search_threshold(logits[rows], total[rows], top_p[rows])
     _drop_below_(logits, threshold)
+
+
+def _searched_thresholds(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Least logit that each row keeps, [num_rows]; that of all where top_p is off."""
+    total = log_total(logits)
+    parts = [_search_threshold(logits[rows], total[rows], top_p[rows]) for rows in row_chunks(logits)]
+    return torch.where(top_p < 1, torch.cat(parts), _NONE)
 
 
 def _search_threshold(logits: torch.Tensor, total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:

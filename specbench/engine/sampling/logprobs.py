@@ -6,7 +6,8 @@ Belongs here: from logits to TokenLogprob. Does not belong here: which rows belo
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import torch
 
@@ -42,9 +43,13 @@ class LogprobTensors:
             top_logprobs=top.values - total,
         )
 
-    def to_host(self, num_top: list[int]) -> list[TokenLogprob]:
-        """One for each row, with as many of the likeliest ids as `num_top` says for it; ids of no probability are
-        left out."""
+    def map(self, copy: Callable[[torch.Tensor], torch.Tensor]) -> LogprobTensors:
+        """The same with every tensor replaced by its copy."""
+        return LogprobTensors(*(copy(getattr(self, field.name)) for field in fields(self)))
+
+    def read(self, num_top: Sequence[int]) -> list[TokenLogprob]:
+        """One for each row of tensors on the host, with as many of the likeliest ids as `num_top` says for it; ids of
+        no probability are left out."""
         ids, logprobs = self.top_ids.tolist(), self.top_logprobs.tolist()
         rows = zip(
             self.token_ids.tolist(),

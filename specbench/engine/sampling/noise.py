@@ -10,7 +10,8 @@ that has decided one window is no longer fair in the next.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
+from typing import TypeVar
 
 import torch
 
@@ -28,7 +29,7 @@ def window_stream(purpose: int, row: torch.Tensor) -> torch.Tensor:
     return row * _NUM_PURPOSES + purpose
 
 
-@lru_cache(maxsize=8)
+@cache
 def spread_ids(num_ids: int, device: torch.device) -> torch.Tensor:
     """What noise takes of the global ids 0 .. num_ids - 1, int32 [num_ids]: made once."""
     return _as_int32(torch.arange(num_ids, device=device) * _GOLDEN & _MASK)
@@ -52,8 +53,7 @@ def uniform_noise(
 
     Small ones decide an argmax and keep their relative precision: the least is 2^-32.
     """
-    streams = torch.as_tensor(stream, dtype=torch.int64, device=keys.device)
-    spread = _mix(streams * _GOLDEN & _MASK)
+    spread = _mix(stream * _GOLDEN & _MASK)
     low = _mix((keys & _MASK) ^ _mix((positions * 2 + 1) & _MASK ^ spread))
     high = _mix(((keys >> 32) & _MASK) ^ _mix(positions & _MASK ^ spread))
     bits = ids ^ _as_int32(low)[:, None]
@@ -65,8 +65,11 @@ def uniform_noise(
     return bits.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_max_(1 - 2.0**-24)
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """The 32-bit finaliser of MurmurHash3, on int64 tensors that hold 32-bit values."""
+_Bits = TypeVar("_Bits", int, torch.Tensor, int | torch.Tensor)
+
+
+def _mix(x: _Bits) -> _Bits:
+    """The 32-bit finaliser of MurmurHash3, on a 32-bit value or int64 tensors that hold such."""
     x = ((x ^ (x >> 16)) * _MULTIPLIERS[0]) & _MASK
     x = ((x ^ (x >> 13)) * _MULTIPLIERS[1]) & _MASK
     return x ^ (x >> 16)

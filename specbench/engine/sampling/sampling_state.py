@@ -11,10 +11,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from specbench.engine.layers.to_device import to_device
 from specbench.engine.sampling.parameters import RequestSampling
 from specbench.engine.sampling.penalties import PenaltyRows
 from specbench.engine.sampling.sampler import RuledRows, SamplingRows
 from specbench.engine.sampling.token_rules import TokenRules
+from specbench.generate import SamplingParams
 
 #: Below it logits over temperature leave the range of fp32, and the draw is the argmax anyway.
 MIN_TEMPERATURE = 1e-5
@@ -23,52 +25,52 @@ MIN_TEMPERATURE = 1e-5
 class SamplingState:
     """Rows of running requests. `add` fills one; `rows` gathers those of a batch."""
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device):
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device):
         self.vocab_size = vocab_size
         self.device = device
-        # [max_num_seqs] each
-        self.key = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self.num_prompt_tokens = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self.temperature = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
-        self.min_p = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
-        self.top_k = torch.zeros(max_num_seqs, dtype=torch.int64, device=device)
-        self.top_p = torch.ones(max_num_seqs, dtype=torch.float32, device=device)
-        self.repetition = torch.ones(max_num_seqs, dtype=torch.float32, device=device)
-        self.presence = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
-        self.frequency = torch.zeros(max_num_seqs, dtype=torch.float32, device=device)
-        # [max_num_seqs] each, on the host: what a batch needs
-        self.is_sampled_np = np.zeros(max_num_seqs, dtype=bool)
-        self.has_min_p_np = np.zeros(max_num_seqs, dtype=bool)
-        self.top_k_np = np.zeros(max_num_seqs, dtype=np.int64)
-        self.has_top_p_np = np.zeros(max_num_seqs, dtype=bool)
-        self.has_repetition_np = np.zeros(max_num_seqs, dtype=bool)
-        self.has_penalties_np = np.zeros(max_num_seqs, dtype=bool)
-        self.has_rules_np = np.zeros(max_num_seqs, dtype=bool)
-        self._rules: list[TokenRules | None] = [None] * max_num_seqs
-        # [max_num_seqs] each, on the host: likeliest ids beside the log-probability of a token; -1: not asked for
-        self.num_logprobs_np = np.full(max_num_seqs, -1)
-        self.num_prompt_logprobs_np = np.full(max_num_seqs, -1)
-        self.has_processed_logprobs_np = np.zeros(max_num_seqs, dtype=bool)
-        self.num_prompt_tokens_np = np.zeros(max_num_seqs, dtype=np.int64)
+        # [num_rows] each: views of two tensors, which are filled in one go
+        self._whole = torch.zeros(3, num_rows, dtype=torch.int64, device=device)
+        self.key, self.num_prompt_tokens, self.top_k = self._whole.unbind(0)
+        self._real = torch.zeros(6, num_rows, dtype=torch.float32, device=device)
+        self.temperature, self.min_p, self.top_p, self.repetition, self.presence, self.frequency = self._real.unbind(0)
+        self.top_p.fill_(1.0)
+        self.repetition.fill_(1.0)
+        # [num_rows] each, on the host: what a batch needs
+        self.is_sampled_np = np.zeros(num_rows, dtype=bool)
+        self.has_min_p_np = np.zeros(num_rows, dtype=bool)
+        self.top_k_np = np.zeros(num_rows, dtype=np.int64)
+        self.has_top_p_np = np.zeros(num_rows, dtype=bool)
+        self.has_repetition_np = np.zeros(num_rows, dtype=bool)
+        self.has_penalties_np = np.zeros(num_rows, dtype=bool)
+        self.has_rules_np = np.zeros(num_rows, dtype=bool)
+        self._rules: list[TokenRules | None] = [None] * num_rows
+        # [num_rows] each, on the host: likeliest ids beside the log-probability of a token; -1: not asked for
+        self.num_logprobs_np = np.full(num_rows, -1)
+        self.num_prompt_logprobs_np = np.full(num_rows, -1)
+        self.has_processed_logprobs_np = np.zeros(num_rows, dtype=bool)
+        self.num_prompt_tokens_np = np.zeros(num_rows, dtype=np.int64)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the parameters' tensors; rules of single requests come and go beside them."""
-        return sum(value.nbytes for value in vars(self).values() if isinstance(value, torch.Tensor))
+        return self._whole.nbytes + self._real.nbytes
 
-    def add(self, row: int, sampling: RequestSampling) -> None:
-        """Take over a request's parameters. Where decoding is greedy the filters would change nothing and are off."""
+    def add(self, rows: Sequence[int], samplings: Sequence[RequestSampling]) -> None:
+        """Take over requests' parameters. Where decoding is greedy the filters would change nothing and are off."""
+        for row, sampling in zip(rows, samplings, strict=True):
+            self._add_on_host(row, sampling)
+        top_k = self.top_k_np[list(rows)].tolist()
+        whole = [(one.key, one.num_prompt_tokens, k) for one, k in zip(samplings, top_k, strict=True)]
+        real = np.asarray([_real_parameters(sampling.params) for sampling in samplings], dtype=np.float64)
+        on_device, whole_values, real_bits = to_device(
+            [np.asarray(rows), np.asarray(whole, dtype=np.int64).T, real.T.copy().view(np.int64)], self.device
+        )
+        self._whole.index_copy_(1, on_device, whole_values)
+        self._real.index_copy_(1, on_device, real_bits.view(torch.float64).float())
+
+    def _add_on_host(self, row: int, sampling: RequestSampling) -> None:
         params = sampling.params
         is_sampled = params.temperature >= MIN_TEMPERATURE
-        self.key[row] = sampling.key
-        self.num_prompt_tokens[row] = sampling.num_prompt_tokens
-        self.temperature[row] = params.temperature if is_sampled else 0.0
-        self.min_p[row] = params.min_p if is_sampled else 0.0
-        self.top_k[row] = params.top_k if is_sampled else 0
-        self.top_p[row] = params.top_p if is_sampled else 1.0
-        self.repetition[row] = params.repetition_penalty
-        self.presence[row] = params.presence_penalty
-        self.frequency[row] = params.frequency_penalty
         self._rules[row] = TokenRules.of(sampling, self.vocab_size, self.device)
         self.is_sampled_np[row] = is_sampled
         self.has_min_p_np[row] = is_sampled and params.min_p > 0
@@ -93,6 +95,21 @@ class SamplingState:
     def is_any_sampled(self, batch_rows: Sequence[int]) -> bool:
         return bool(self.is_sampled_np[batch_rows].any())
 
+    def needs_filters(self, batch_rows: Sequence[int]) -> bool:
+        """Whether a request of the batch asks for more than its temperature."""
+        asks = (self.has_min_p_np, self.has_top_p_np, self.has_penalties_np, self.has_rules_np)
+        return bool(
+            any(flags[batch_rows].any() for flags in asks)
+            or self.top_k_np[batch_rows].any()
+            or self.is_any_logprob(batch_rows)
+        )
+
+    def tempered_rows(self, persistent_rows: torch.Tensor, positions: torch.Tensor) -> SamplingRows:
+        """Parameters of the logits rows of a batch that needs no filters; greedy rows are among them. As for `rows`."""
+        return SamplingRows(
+            keys=self.key[persistent_rows], positions=positions, temperature=self.temperature[persistent_rows]
+        )
+
     def rows(
         self,
         batch_rows: Sequence[int],
@@ -105,7 +122,7 @@ class SamplingState:
 
         batch_rows: persistent row of each request, on the host. logits_start_loc: [num_requests + 1], first logits row
         of each request. persistent_rows: [num_logits] int64, of each logits row. positions: [num_logits] int64, of the
-        tokens to be sampled. token_pool: [max_num_seqs, width] int64, no narrower than any position.
+        tokens to be sampled. token_pool: [num_rows, width] int64, no narrower than any position.
         """
         is_sampled = self.is_any_sampled(batch_rows)
         has_penalties, has_rules = self.has_penalties_np[batch_rows].any(), self.has_rules_np[batch_rows].any()
@@ -148,3 +165,11 @@ class SamplingState:
             if rules is not None and start < stop:
                 found.append(RuledRows(rules, start, stop, pool[row]))
         return tuple(found)
+
+
+def _real_parameters(params: SamplingParams) -> tuple[float, ...]:
+    """In the order of the rows of SamplingState's tensor."""
+    penalties = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+    if params.temperature < MIN_TEMPERATURE:
+        return (0.0, 0.0, 1.0, *penalties)
+    return (params.temperature, params.min_p, params.top_p, *penalties)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from specbench.engine.layers.to_device import to_device
 from specbench.engine.sampling.parameters import RequestSampling
 
 _BANNED = float("-inf")
@@ -31,11 +33,15 @@ class BadWords:
     def of(cls, words: tuple[tuple[int, ...], ...], device: torch.device) -> BadWords:
         longest = max(len(word) for word in words)
         prefixes = [[_ANY] * (longest - len(word)) + list(word[:-1]) for word in words]
-        return cls(
-            prefix_ids=torch.tensor(prefixes, dtype=torch.int64, device=device).reshape(len(words), longest - 1),
-            last_ids=torch.tensor([word[-1] for word in words], device=device),
-            num_prefix=torch.tensor([len(word) - 1 for word in words], device=device),
+        prefix_ids, last_ids, num_prefix = to_device(
+            [
+                np.asarray(prefixes, dtype=np.int64).reshape(len(words), longest - 1),
+                np.asarray([word[-1] for word in words]),
+                np.asarray([len(word) - 1 for word in words]),
+            ],
+            device,
         )
+        return cls(prefix_ids=prefix_ids, last_ids=last_ids, num_prefix=num_prefix)
 
     def apply_(
         self, logits: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor, num_prompt_tokens: int
@@ -81,7 +87,7 @@ class TokenRules:
         bias_ids, bias = zip(*params.logit_bias, strict=True) if params.logit_bias else ((), ())
         return cls(
             bias_ids=_ids(bias_ids, device),
-            bias=torch.tensor(bias, dtype=torch.float32, device=device) if bias else None,
+            bias=_floats(bias, device) if bias else None,
             banned_ids=_all_but(params.allowed_token_ids, vocab_size, device) if params.allowed_token_ids else None,
             stop_ids=_ids(sampling.stop_token_ids, device) if has_stops else None,
             min_tokens=params.min_tokens,
@@ -112,8 +118,13 @@ class TokenRules:
 def _all_but(token_ids: tuple[int, ...], vocab_size: int, device: torch.device) -> torch.Tensor:
     is_banned = torch.ones(vocab_size, dtype=torch.bool)
     is_banned[list(token_ids)] = False
-    return is_banned.nonzero()[:, 0].to(device)
+    return to_device([is_banned.numpy().nonzero()[0]], device)[0]
 
 
 def _ids(values: tuple[int, ...] | list[int], device: torch.device) -> torch.Tensor | None:
-    return torch.tensor(values, dtype=torch.int64, device=device) if values else None
+    return to_device([np.asarray(values)], device)[0] if values else None
+
+
+def _floats(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    (bits,) = to_device([np.asarray(values, dtype=np.float64).view(np.int64)], device)
+    return bits.view(torch.float64).float()

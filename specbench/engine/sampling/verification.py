@@ -124,7 +124,7 @@ class Laws:
     target_logits: torch.Tensor
     # [num_requests, k + 1] fp32: logarithm of the sum of their exponentials
     target_total: torch.Tensor
-    # [max_num_seqs, k, vocab] fp32: the laws that drafts were drawn from
+    # [max_num_seqs + 1, k, vocab] fp32: the laws that drafts were drawn from
     draft_probabilities: torch.Tensor
     # [num_requests] int64: persistent rows
     rows: torch.Tensor

@@ -1,0 +1,185 @@
+"""Steps of decoding recorded once for each shape, and replayed.
+
+Belongs here: which shapes there are, their buffers, recording and replaying. Does not belong here: what a part of a
+step computes (stages.py), which parts of a step are replayed (model_runner.py).
+
+A recorded step has a fixed number of requests with a fixed number of rows each. What is smaller is padded: a request of
+padding has the scratch row of RequestState and no row that counts, a request with fewer drafts has dead rows. Neither
+writes anything that is read. The host hands over which persistent rows run and how many rows of each count; everything
+else is computed on the device. On a CPU the same functions run on the same buffers, called again instead of replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+
+from specbench.engine.execution.input_batch import InputBatch, padded_indices
+from specbench.engine.execution.stages import Forwarded, StepStages
+from specbench.engine.execution.step_results import StepResults
+from specbench.engine.layers.to_device import copy_in
+from specbench.engine.scheduling.step import DECODE, SchedulerOutput
+
+T = TypeVar("T")
+
+#: Numbers of requests are powers of two up to the first of these, then multiples of it, and so on.
+_STEPS = (8, 16, 32)
+_FEW, _MANY = 64, 256
+
+
+def capture_sizes(max_num_seqs: int) -> list[int]:
+    """Numbers of requests that steps are padded to, ascending."""
+    sizes = [1, 2, 4]
+    sizes += range(8, _FEW, _STEPS[0])
+    sizes += range(_FEW, _MANY, _STEPS[1])
+    sizes += range(_MANY, max_num_seqs, _STEPS[2])
+    return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
+
+
+class Recording(Generic[T]):
+    """One function of buffers, recorded. `outputs` are those of the last call."""
+
+    def __init__(self, function: Callable[[], T], recorder: Recorder):
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._function = function
+        # Once as it stands: kernels are compiled, and what is made once is made.
+        self.outputs = function()
+        if recorder.is_cuda:
+            self._graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(
+                self._graph, pool=recorder.pool, stream=recorder.stream, capture_error_mode="thread_local"
+            ):
+                self.outputs = function()
+
+    def replay(self) -> T:
+        if self._graph is None:
+            self.outputs = self._function()
+        else:
+            self._graph.replay()
+        return self.outputs
+
+
+class Recorder:
+    """What recordings share: the memory of their intermediate results, since no two run at the same time."""
+
+    def __init__(self, device: torch.device):
+        self.is_cuda = device.type == "cuda"
+        self.pool = torch.cuda.graph_pool_handle() if self.is_cuda else None
+        self.stream = torch.cuda.Stream(device) if self.is_cuda else None
+
+
+class CapturedStep:
+    """The parts of steps of `num_requests` requests with `num_rows` rows each."""
+
+    def __init__(self, stages: StepStages, recorder: Recorder, num_requests: int, num_rows: int, max_seq_len: int):
+        self.num_requests = num_requests
+        self.num_rows = num_rows
+        self._stages = stages
+        self._k = stages.k
+        self._max_seq_lens_np = (max_seq_len,) * num_requests
+        device = stages.model.device
+        # [2, num_requests] int64: persistent rows, and how many rows of each count; the same on the host
+        self._inputs_np = np.zeros((2, num_requests), dtype=np.int64)
+        self._inputs_np[0] = stages.state.scratch_row
+        self._inputs = torch.tensor(self._inputs_np, device=device)
+        #: The last step's, requests of padding included.
+        self.results = StepResults.empty(stages.k, num_requests, device)
+        self._forward = Recording(self._run_forward, recorder)
+        verifications = {False: stages.verify_greedy, True: stages.verify_tempered}
+        # whether a request has a temperature -> recording
+        self._verify = {
+            is_sampled: Recording(partial(self._run_verify, verify), recorder)
+            for is_sampled, verify in verifications.items()
+        }
+        # whether drafts are drawn -> recording
+        self._draft = {
+            is_drawn: Recording(partial(self._run_draft, is_drawn), recorder) for is_drawn in self._ways_to_draft()
+        }
+
+    def _ways_to_draft(self) -> tuple[bool, ...]:
+        if self._stages.proposer is not None and not self._stages.proposer.is_capturable:
+            return ()
+        return (False,) if self._stages.draft_probabilities is None else (False, True)
+
+    def _run_forward(self) -> Forwarded:
+        indices = padded_indices(self._inputs, (), self.num_rows, self._k)
+        return self._stages.forward(InputBatch.of(indices, self._stages.state, self._max_seq_lens_np))
+
+    def _run_verify(self, verify: Callable[[Forwarded, StepResults], None]) -> None:
+        verify(self._forward.outputs, self.results)
+
+    def _run_draft(self, is_sampled: bool) -> None:
+        self._stages.draft(self._forward.outputs, self.results, is_sampled=is_sampled)
+
+    # ---- A step, in the order of its parts
+
+    def set(self, output: SchedulerOutput) -> None:
+        """Hand over which requests run."""
+        inputs_np = np.zeros_like(self._inputs_np)
+        inputs_np[0] = self._stages.state.scratch_row
+        inputs_np[0, : output.num_requests] = output.rows
+        inputs_np[1, : output.num_requests] = output.num_tokens
+        if not np.array_equal(inputs_np, self._inputs_np):
+            self._inputs_np = inputs_np
+            copy_in(self._inputs, inputs_np)
+
+    def forward(self) -> None:
+        self._forward.replay()
+
+    def verify(self, is_sampled: bool) -> None:
+        """Where no request asks for more than a temperature."""
+        self._verify[is_sampled].replay()
+
+    def clear_padding(self, num_requests: int) -> None:
+        """Of the results of a verification that filled the first columns only."""
+        self.results.packed[:, num_requests:].zero_()
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether drafting is recorded."""
+        return bool(self._draft)
+
+    def draft(self, is_sampled: bool) -> None:
+        self._draft[is_sampled and self._stages.draft_probabilities is not None].replay()
+
+    def real_requests(self, output: SchedulerOutput) -> Forwarded:
+        """What the target made of the requests that are no padding."""
+        batch, n = self._forward.outputs.batch, output.num_requests
+        indices = padded_indices(self._inputs[:, :n], output.rows, self.num_rows, self._k)
+        real = InputBatch(indices, batch.counts[:, :n], batch.block_tables[:, :n], self._max_seq_lens_np[:n])
+        return self._forward.outputs.first(real)
+
+
+class CapturedSteps:
+    """The shapes that are recorded."""
+
+    def __init__(self) -> None:
+        # rows of each request -> shapes, ascending by their number of requests
+        self._shapes: dict[int, list[CapturedStep]] = {}
+
+    def capture(
+        self, stages: StepStages, max_num_seqs: int, max_seq_len: int, on_progress: Callable[[str], None]
+    ) -> None:
+        """Record every shape, the largest first, so that the smaller ones find its memory."""
+        recorder = Recorder(stages.model.device)
+        sizes = capture_sizes(max_num_seqs)
+        all_rows = sorted({1, stages.k + 1}, reverse=True)
+        shapes = [(rows, size) for rows in all_rows for size in reversed(sizes)]
+        for done, (num_rows, size) in enumerate(shapes):
+            on_progress(f"recording graphs: {done} of {len(shapes)} shapes")
+            captured = CapturedStep(stages, recorder, size, num_rows, max_seq_len)
+            self._shapes.setdefault(num_rows, []).insert(0, captured)
+
+    def find(self, output: SchedulerOutput) -> CapturedStep | None:
+        """The smallest shape that holds a step of verifications; None for any other step."""
+        if any(mode != DECODE for mode in output.modes):
+            return None
+        most_rows = max(output.num_tokens)
+        for num_rows in sorted(self._shapes):
+            if most_rows <= num_rows:
+                return next((one for one in self._shapes[num_rows] if output.num_requests <= one.num_requests), None)
+        return None

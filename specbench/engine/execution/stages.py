@@ -1,0 +1,213 @@
+"""The parts of a step on the device: forward, verification and commit, drafts.
+
+Belongs here: each part as a function of tensors, which may run at once or be recorded in a graph: none waits for the
+device, and what decides about shapes is known on the host. Does not belong here: their order, and what is recorded
+(model_runner.py), what runs (scheduling/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specbench.engine.config import EngineConfig
+from specbench.engine.execution.input_batch import InputBatch
+from specbench.engine.execution.request_state import RequestState
+from specbench.engine.execution.step_results import StepResults
+from specbench.engine.execution.token_logprobs import LogprobRows, TokenLogprobs
+from specbench.engine.layers.cache import CachePool
+from specbench.engine.layers.metadata import AttentionMetadataBuilder, RowLayout, TargetOutput
+from specbench.engine.models.target import TargetModel
+from specbench.engine.proposers.proposer import AdmittedRequest, DraftBatch, Proposer
+from specbench.engine.sampling.drafting import DraftSampling, allocate_draft_probabilities
+from specbench.engine.sampling.row_chunks import log_total
+from specbench.engine.sampling.sampler import SamplingRows, process, sample
+from specbench.engine.sampling.verification import (
+    ACCEPTANCE_RULES,
+    Laws,
+    Verdict,
+    accept_at_rates,
+    sample_and_match,
+    verify_draws,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarded:
+    """What the target made of a batch."""
+
+    batch: InputBatch
+    # [num_tokens] int64
+    positions: torch.Tensor
+    hidden: TargetOutput
+
+    def first(self, batch: InputBatch) -> Forwarded:
+        """Of the requests of `batch`, the first of this one's."""
+        num_tokens = batch.indices.query_start_loc_np[-1]
+        hidden = TargetOutput(self.hidden.hidden_states[:num_tokens], self.hidden.residual[:num_tokens])
+        return Forwarded(batch, self.positions[:num_tokens], hidden)
+
+
+class StepStages:
+    """The parts, over one model, one proposer and one set of request rows."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: TargetModel,
+        proposer: Proposer | None,
+        caches: Mapping[str, CachePool],
+        state: RequestState,
+    ):
+        self.model = model
+        self.proposer = proposer
+        self.caches = caches
+        self.state = state
+        self.k = config.num_speculative_tokens
+        self.num_target_groups = len(model.cache_groups())
+        self.metadata_builder = AttentionMetadataBuilder(
+            model.cache_groups(),
+            config.block_size,
+            model.relative_extents,
+            model.device,
+            model.attention.needs_segments,
+        )
+        # [max_num_seqs + 1, k, vocab] fp32; None where every draft is an argmax or comes without logits
+        self.draft_probabilities = allocate_draft_probabilities(config, model.vocab_size)
+        self.acceptance_rule = ACCEPTANCE_RULES.get(config.rejection_sample_method)
+        # [k] fp32; None where drafts are verified
+        self.synthetic_rates = (
+            torch.tensor(config.synthetic_acceptance_rates, device=model.device)
+            if config.rejection_sample_method == "synthetic" and self.k
+            else None
+        )
+
+    def forward(self, batch: InputBatch) -> Forwarded:
+        indices = batch.indices
+        layout = RowLayout(indices.query_start_loc_np, batch.first_position, indices.num_live, batch.max_seq_lens_np)
+        metadata = self.metadata_builder.build(batch.block_tables[: self.num_target_groups], layout)
+        embeds = self.model.embed(batch.token_ids(self.state, metadata.positions))
+        return Forwarded(batch, metadata.positions, self.model.forward(embeds, metadata, self.caches))
+
+    def verify(self, forwarded: Forwarded, results: StepResults) -> list[TokenLogprobs]:
+        """Verify and commit, with every sampling parameter; returns the log-probabilities that requests ask for."""
+        batch = forwarded.batch
+        if batch.indices.num_logits == 0:  # partial chunks only: nothing is sampled
+            none = torch.zeros(batch.num_requests, self.k + 1, dtype=torch.int64, device=self.model.device)
+            windows = batch.windows(self.state, self.k)
+            verdict = sample_and_match(none, windows.draft_ids, windows.num_drafts, windows.samples)
+            self._commit(batch, verdict, results)
+            return []
+        rows = batch.sampling_rows(self.state, forwarded.positions)
+        logits = self._logits(forwarded)
+        wants_logprobs = self.state.sampling.is_any_logprob(batch.indices.rows_np)
+        raw = LogprobRows.keep(logits, batch, self.state, self.k, is_processed=False) if wants_logprobs else None
+        logits = process(logits, rows)
+        law = LogprobRows.keep(logits, batch, self.state, self.k, is_processed=True) if wants_logprobs else None
+        verdict = self._accept(batch, logits, rows)
+        self._commit(batch, verdict, results)
+        return [kept.of_tokens(verdict) for kept in (raw, law) if kept is not None]
+
+    def verify_greedy(self, forwarded: Forwarded, results: StepResults) -> None:
+        """The same where every request is greedy and asks for nothing."""
+        verdict = self._accept(forwarded.batch, self._logits(forwarded), None)
+        self._commit(forwarded.batch, verdict, results)
+
+    def verify_tempered(self, forwarded: Forwarded, results: StepResults) -> None:
+        """The same where no request asks for more than a temperature."""
+        batch = forwarded.batch
+        positions = batch.sampled_positions(forwarded.positions)
+        rows = self.state.sampling.tempered_rows(batch.indices.persistent_row_of_logits, positions)
+        verdict = self._accept(batch, process(self._logits(forwarded), rows), rows)
+        self._commit(batch, verdict, results)
+
+    def _logits(self, forwarded: Forwarded) -> torch.Tensor:
+        logits_rows = forwarded.batch.indices.token_row_of_logits
+        hiddens = forwarded.hidden.hidden_states
+        return self.model.compute_logits(hiddens if logits_rows is None else hiddens[logits_rows])
+
+    def _accept(self, batch: InputBatch, logits: torch.Tensor, rows: SamplingRows | None) -> Verdict:
+        """Which drafts the processed logits accept, and what is emitted behind them."""
+        windows = batch.windows(self.state, self.k)
+        if self.synthetic_rates is not None:
+            return accept_at_rates(batch.by_column(sample(logits, rows), self.k), windows, self.synthetic_rates)
+        if rows is not None and rows.temperature is not None and self.draft_probabilities is not None and self.k:
+            return self._verify_draws(batch, logits, rows)
+        sampled = batch.by_column(sample(logits, rows), self.k)
+        return sample_and_match(sampled, windows.draft_ids, windows.num_drafts, windows.samples)
+
+    def _verify_draws(self, batch: InputBatch, logits: torch.Tensor, rows: SamplingRows) -> Verdict:
+        """Verification of drafts with probabilities; greedy requests of the batch match the argmax."""
+        assert self.draft_probabilities is not None and self.acceptance_rule is not None
+        windows = batch.windows(self.state, self.k)
+        argmax = batch.by_column(logits.argmax(dim=-1), self.k)
+        greedy = sample_and_match(argmax, windows.draft_ids, windows.num_drafts, windows.samples)
+        laws = Laws(
+            target_logits=batch.by_column(logits, self.k),
+            target_total=batch.by_column(log_total(logits), self.k),
+            draft_probabilities=self.draft_probabilities,
+            rows=windows.rows,
+        )
+        drawn = verify_draws(self.acceptance_rule, windows, laws, batch.by_column(rows.positions, self.k))
+        return greedy.where(self.state.sampling.temperature[windows.rows] == 0, drawn)
+
+    def _commit(self, batch: InputBatch, verdict: Verdict, results: StepResults) -> None:
+        num_valid = batch.indices.num_certain_rows + verdict.num_accepted
+        results.fill(verdict, batch.counts + torch.stack([verdict.num_sampled, num_valid]))
+        self.state.commit(batch.rows, verdict.token_ids, batch.num_tokens, results.counts)
+
+    def draft(
+        self,
+        forwarded: Forwarded,
+        results: StepResults,
+        *,
+        is_sampled: bool,
+        admitted: Sequence[AdmittedRequest] = (),
+    ) -> None:
+        """Let the proposer draft behind what was committed. is_sampled: whether a request of the batch has a
+        temperature."""
+        if self.proposer is None:
+            return
+        batch, state = forwarded.batch, self.state
+        indices = batch.indices
+        samples = indices.samples > 0
+        num_tokens, num_computed = results.counts
+        draft_columns = torch.where(samples, num_tokens, state.spill_column)
+        draft_batch = DraftBatch(
+            rows=batch.rows,
+            rows_np=indices.rows_np,
+            query_start_loc_np=indices.query_start_loc_np,
+            first_position=batch.first_position,
+            num_valid=num_computed - batch.first_position,
+            num_accepted=results.num_accepted,
+            is_live=indices.is_live,
+            is_chunk_np=indices.is_chunk_np,
+            is_partial_np=indices.is_partial_np,
+            max_seq_lens_np=batch.max_seq_lens_np,
+            hidden_states=forwarded.hidden.hidden_states,
+            residual=forwarded.hidden.residual,
+            token_pool=state.token_pool,
+            draft_columns=draft_columns,
+            block_tables=batch.block_tables[self.num_target_groups :],
+            caches=self.caches,
+            sampling=self._draft_sampling(batch, num_tokens) if is_sampled else None,
+            admitted=admitted,
+        )
+        self.proposer.propose(draft_batch)
+        columns = draft_columns[:, None] + state.columns[: self.k]
+        is_draft = state.token_pool[batch.rows[:, None], columns] >= 0
+        torch.mul(is_draft.long().cumprod(dim=1).sum(dim=1), samples, out=results.num_proposed)
+
+    def _draft_sampling(self, batch: InputBatch, num_tokens: torch.Tensor) -> DraftSampling | None:
+        """How this batch's drafts are drawn; None where each is the argmax."""
+        if self.draft_probabilities is None:
+            return None
+        return DraftSampling(
+            probabilities=self.draft_probabilities,
+            rows=batch.rows,
+            temperature=self.state.sampling.temperature[batch.rows],
+            keys=self.state.sampling.key[batch.rows],
+            window_start=num_tokens - 1,
+        )

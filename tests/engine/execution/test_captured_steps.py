@@ -1,0 +1,321 @@
+"""Steps padded to a recorded shape: the same text and the same records as without, and padding that writes nothing.
+
+On a CPU the recorded functions are called again on the buffers that a graph would use; the same tests run on a GPU
+with graphs.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from specbench.engine.execution.cuda_graphs import capture_sizes
+from specbench.engine.llm_engine import LLMEngine
+from specbench.engine.proposer_table import PROPOSERS
+from specbench.engine.scheduling.step import DECODE, FINAL_CHUNK, SchedulerOutput
+from tests.engine.harness import make_engine, outputs, run, token_request
+from tests.engine.proposers.test_sharing import engine_of, recorded, sharing_requests
+from tests.engine.test_speculation import ragged_prompts
+from tests.engine.tiny_inkling import build_tiny_inkling
+
+DEVICES = pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda",
+            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
+        ),
+    ],
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    return build_tiny_inkling(tmp_path_factory.mktemp("tiny"), num_modules=8)
+
+
+@pytest.mark.parametrize(("most", "last"), [(1, [1]), (3, [1, 2, 3]), (32, [16, 24, 32]), (100, [64, 80, 96, 100])])
+def test_sizes_end_with_the_largest_batch(most: int, last: list[int]):
+    assert capture_sizes(most)[-len(last) :] == last
+    assert capture_sizes(300)[:8] == [1, 2, 4, 8, 16, 24, 32, 40] and capture_sizes(300)[-2:] == [288, 300]
+
+
+@DEVICES
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_output_equals_plain_decoding(tiny_folder: Path, tmp_path: Path, proposer: str, depth: int, device: str):
+    """Chunks of prompts, preemptions and a shared prefix between the recorded steps."""
+    requests = sharing_requests(seed=3)
+    plain = outputs(make_engine(tiny_folder), requests)
+    drafts = recorded(tmp_path / "drafts.jsonl", requests, plain)
+    settings = {"max_num_batched_tokens": 18, "max_num_seqs": 5, "max_model_len": 60, "num_blocks": 30}
+    engine = engine_of(
+        proposer, tiny_folder, tiny_folder, drafts, 3,
+        device=device, pipeline_depth=depth, prefix_caching=True, cuda_graphs=True, **settings,
+    )  # fmt: skip
+    replays = count_replays(engine)
+    results = run(engine, requests)
+    assert {name: result.output_token_ids for name, result in results.items()} == plain
+    steps = [step for result in results.values() for step in result.verify_steps]
+    assert sum(step.num_drafted for step in steps) > 0 and sum(replays.values()) > 10
+    assert any(size > num_requests for size, num_requests in replays), "some step must be padded"
+    check_nothing_was_written_for_padding(engine)
+
+
+def count_replays(engine: LLMEngine) -> dict[tuple[int, int], int]:
+    """(recorded requests, real requests) -> replays, filled as the engine runs."""
+    replays: dict[tuple[int, int], int] = {}
+    find = engine.runner.captured_steps.find
+
+    def counted(output: SchedulerOutput) -> object:
+        captured = find(output)
+        if captured is not None:
+            shape = (captured.num_requests, output.num_requests)
+            replays[shape] = replays.get(shape, 0) + 1
+        return captured
+
+    engine.runner.captured_steps.find = counted
+    return replays
+
+
+def check_nothing_was_written_for_padding(engine: LLMEngine) -> None:
+    state, size = engine.runner.state, engine.config.block_size
+    for pool in engine.caches.values():
+        for layer in pool.layers:
+            for stream in layer:
+                assert not stream[:size].any(), "the null block must stay zero"
+    assert not state.block_tables[:, state.scratch_row].any() and not state.counts[:, state.scratch_row].any()
+
+
+@DEVICES
+@pytest.mark.parametrize(("proposer", "k"), [("none", 0), ("mtp_multi", 8), ("mtp_single", 3), ("draft_model", 3)])
+def test_padding_writes_nothing(folder: Path, tiny_folder: Path, proposer: str, k: int, device: str):
+    """Canaries in every slot, pool row and table that no request of the step owns: a step of 3 is padded to 4."""
+    fields = {"draft_checkpoint": str(tiny_folder)} if proposer == "draft_model" else {}
+    checkpoint = tiny_folder if proposer == "draft_model" else folder
+    engine = make_engine(checkpoint, k, proposer=proposer, device=device, cuda_graphs=True, max_num_seqs=4, **fields)
+    for index, prompt in enumerate(ragged_prompts(3, seed=4)):
+        engine.add_request(token_request(f"r{index}", prompt, 60), 0.0)
+    while any(one.is_prefilling or one.num_output_tokens == 0 for one in engine.scheduler.running) or (
+        not engine.scheduler.running
+    ):
+        engine.step()
+    owned = owned_slots(engine)
+    streams = [(name, stream) for name, pool in engine.caches.items() for layer in pool.layers for stream in layer]
+    with torch.inference_mode():
+        for name, stream in streams:
+            free = torch.ones(len(stream), dtype=torch.bool)
+            free[list(owned[name])] = False
+            free[-1] = False  # the scratch slot
+            free[: engine.config.block_size] = False  # the null block: read by all, and zero
+            stream[free.nonzero()[:, 0].to(stream.device)] = 77.0
+        state = engine.runner.state
+        state.token_pool[3] = 55  # the row of nobody
+        before = [stream.clone() for _, stream in streams], state.token_pool[3].clone()
+        replays = count_replays(engine)
+        engine.step()
+    assert list(replays) == [(4, 3)]
+    for name, slots in owned_slots(engine).items():  # with blocks that this very step was given
+        owned[name] |= slots
+    for (name, stream), old in zip(streams, before[0], strict=True):
+        changed = set((stream != old).flatten(1).any(1).nonzero()[:, 0].tolist()) - {len(stream) - 1}
+        assert changed <= owned[name], name
+    assert torch.equal(state.token_pool[3], before[1])
+    check_nothing_was_written_for_padding(engine)
+
+
+def owned_slots(engine: LLMEngine) -> dict[str, set[int]]:
+    """Cache group -> slots of blocks that running requests hold."""
+    size = engine.config.block_size
+    slots: dict[str, set[int]] = {}
+    for request in engine.scheduler.running:
+        tables = engine.scheduler.kv_cache.tables_of(request.row)
+        for spec, table in zip(engine.memory.specs, tables, strict=True):
+            held = {block * size + offset for block in table.held_blocks() for offset in range(size)}
+            slots.setdefault(spec.name, set()).update(held)
+    return slots
+
+
+@DEVICES
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"top_k": 5, "temperature": 1.0, "min_p": 0.02},
+        {"repetition_penalty": 1.3},
+        {"bad_words": ()},
+        {"logprobs": 2},
+    ],
+    ids=str,
+)
+def test_every_way_to_sample(folder: Path, sampling: dict, device: str):
+    """Recorded where temperature is all that is asked for, else run on the recorded buffers; mixed with greedy ones."""
+    requests = [
+        token_request(f"r{i}", prompt, 14, seed=3, **(sampling if i % 2 else {}))
+        for i, prompt in enumerate(ragged_prompts(5, seed=2))
+    ]
+    expected = run(make_engine(folder), requests)
+    for k, depth in ((0, 1), (4, 0), (4, 1)):
+        results = run(
+            make_engine(folder, k, device=device, cuda_graphs=True, pipeline_depth=depth, max_num_seqs=6), requests
+        )
+        for name, result in results.items():
+            assert result.output_token_ids == expected[name].output_token_ids
+            if result.logprobs is not None:
+                assert [one.token_id for one in result.logprobs] == result.output_token_ids
+
+
+@DEVICES
+@pytest.mark.parametrize("method", ["standard", "block"])
+def test_drawn_drafts_are_the_same_recorded_or_not(folder: Path, method: str, device: str):
+    fields = {"draft_sample_method": "probabilistic", "rejection_sample_method": method, "device": device}
+    requests = [
+        token_request(f"r{i}", prompt, 20, seed=3, temperature=float(i % 2))
+        for i, prompt in enumerate(ragged_prompts(4, seed=2))
+    ]
+    eager = run(make_engine(folder, 4, max_num_seqs=4, **fields), requests)
+    recorded_results = run(make_engine(folder, 4, max_num_seqs=4, cuda_graphs=True, **fields), requests)
+    for name, result in eager.items():
+        assert recorded_results[name].output_token_ids == result.output_token_ids
+        counts = [[step.num_accepted for step in one[name].verify_steps] for one in (eager, recorded_results)]
+        assert counts[0] == counts[1]
+
+
+@DEVICES
+def test_the_contexts_end_and_caps_leave_dead_rows(folder: Path, device: str):
+    """Fewer rows than recorded near the end of the context; records do not depend on it."""
+    prompts = [prompt[:10] for prompt in ragged_prompts(3, seed=4)]
+    requests = [token_request(f"r{i}", prompt, 1000) for i, prompt in enumerate(prompts)]
+    for trims in (False, True):
+        fields = {"max_model_len": 40, "trim_to_max_tokens": trims, "device": device}
+        eager = run(make_engine(folder, 5, **fields), requests)
+        padded = run(make_engine(folder, 5, cuda_graphs=True, **fields), requests)
+        for name, result in eager.items():
+            other = padded[name]
+            assert other.output_token_ids == result.output_token_ids
+            assert other.record.finish_reason == "length"
+            shape = [(step.num_drafted, step.num_accepted, step.num_emitted) for step in result.verify_steps]
+            assert shape == [(step.num_drafted, step.num_accepted, step.num_emitted) for step in other.verify_steps]
+
+
+@DEVICES
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("proposer", ["mtp_multi", "mtp_single", "ngram"])
+def test_a_replay_equals_the_functions_bit_for_bit(folder: Path, proposer: str, dtype: str, device: str):
+    engine = make_engine(folder, 4, proposer=proposer, device=device, dtype=dtype, cuda_graphs=True, max_num_seqs=4)
+    for index, prompt in enumerate(ragged_prompts(3, seed=4)):
+        engine.add_request(token_request(f"r{index}", prompt, 60), 0.0)
+    used = []
+    find = engine.runner.captured_steps.find
+    engine.runner.captured_steps.find = lambda output: used.append(find(output)) or used[-1]
+    while sum(one is not None for one in used) < 3:
+        engine.step()
+    captured, kept = used[-1], persistent_tensors(engine)
+    before = [tensor.clone() for tensor in kept]
+    found = []
+    with torch.inference_mode():
+        for is_replayed in (True, False):
+            for tensor, old in zip(kept, before, strict=True):
+                tensor.copy_(old)
+            if is_replayed:
+                captured.forward()
+                captured.verify(is_sampled=False)
+                captured.draft(is_sampled=False)
+                hidden = captured.real_requests(SchedulerOutput(0, rows=[0] * 3)).hidden.hidden_states
+            else:
+                stages, forwarded = engine.runner.stages, captured._run_forward()
+                stages.verify_greedy(forwarded, captured.results)
+                stages.draft(forwarded, captured.results, is_sampled=False)
+                hidden = forwarded.hidden.hidden_states[: len(hidden)]
+            found.append([tensor.clone() for tensor in (*kept, hidden, captured.results.first(3).packed)])
+    for replayed, called in zip(*found, strict=True):
+        assert torch.equal(replayed, called)
+
+
+def persistent_tensors(engine: LLMEngine) -> list[torch.Tensor]:
+    """What a step changes, scratch slots and rows apart: several rows write there at once, in any order."""
+    state = engine.runner.state
+    streams = [stream[:-1] for pool in engine.caches.values() for layer in pool.layers for stream in layer]
+    own = [value[:-1] for value in vars(engine.runner.proposer).values() if isinstance(value, torch.Tensor)]
+    return [*streams, *own, state.token_pool[:-1], state.counts[:, :-1]]
+
+
+def test_only_steps_of_verifications_are_found(folder: Path):
+    steps = make_engine(folder, 3, cuda_graphs=True, max_num_seqs=6).runner.captured_steps
+
+    def find(modes: list[int], num_tokens: list[int]) -> tuple[int, int] | None:
+        rows = list(range(len(modes)))
+        found = steps.find(SchedulerOutput(step=0, rows=rows, modes=modes, num_tokens=num_tokens))
+        return None if found is None else (found.num_requests, found.num_rows)
+
+    assert find([DECODE] * 3, [4, 1, 2]) == (4, 4)
+    assert find([DECODE] * 5, [1] * 5) == (6, 1)
+    assert find([DECODE], [4]) == (1, 4)
+    assert find([DECODE, FINAL_CHUNK], [4, 4]) is None
+    assert find([DECODE] * 7, [1] * 7) is None
+    assert (
+        make_engine(folder, 3).runner.captured_steps.find(SchedulerOutput(0, rows=[0], modes=[DECODE], num_tokens=[1]))
+        is None
+    )
+
+
+@DEVICES
+@pytest.mark.parametrize("proposer", ["none", "mtp_multi", "ngram"])
+def test_random_arrivals_and_aborts(folder: Path, proposer: str, device: str):
+    random_run(folder, proposer, device, num_requests=60, depth=1)
+
+
+@DEVICES
+@pytest.mark.slow
+@pytest.mark.parametrize("depth", [0, 1])
+def test_many_random_arrivals_and_aborts(folder: Path, depth: int, device: str):
+    random_run(folder, "mtp_multi", device, num_requests=20_000, depth=depth)
+
+
+def random_run(folder: Path, proposer: str, device: str, num_requests: int, depth: int) -> None:
+    """Requests come and are aborted at random while blocks are short; whatever came out is the plain text's beginning,
+    and at the end nothing is held."""
+    rng = random.Random(7)
+    prompts = ragged_prompts(16, seed=6)
+    texts = outputs(make_engine(folder), [token_request(str(i), prompt, 40) for i, prompt in enumerate(prompts)])
+    k = 0 if proposer == "none" else 4
+    engine = make_engine(
+        folder, k, proposer=proposer, device=device, cuda_graphs=True, pipeline_depth=depth, max_num_seqs=6,
+        max_num_batched_tokens=24, max_model_len=96, num_blocks=40, prefix_caching=True,
+    )  # fmt: skip
+    num_preempted = num_aborted = num_added = 0
+    running: list[str] = []
+    expected: dict[str, tuple[int, int]] = {}
+    while num_added < num_requests or engine.has_requests:
+        if num_added < num_requests and rng.random() < 0.5:
+            prompt, length, name = rng.randrange(16), rng.randint(1, 40), f"{num_added}"
+            engine.add_request(token_request(name, prompts[prompt], length), 0.0)
+            expected[name] = (prompt, length)
+            running.append(name)
+            num_added += 1
+        finished = []
+        if running and rng.random() < 0.05:
+            result = engine.abort(rng.choice(running))
+            finished += [result] if result is not None else []
+            num_aborted += 1
+        if engine.has_requests:
+            done, step = engine.step()
+            finished += done
+            num_preempted += step.num_preempted if step else 0
+        for result in finished:
+            name = result.record.request_id
+            running.remove(name)
+            prompt, length = expected.pop(name)
+            assert result.output_token_ids == texts[str(prompt)][: len(result.output_token_ids)]
+            assert result.record.finish_reason == "aborted" or result.record.num_output_tokens == length
+    assert not expected and num_preempted > 0 and num_aborted > 0
+    engine.reset_prefix_cache()
+    assert engine.scheduler.kv_cache.num_blocks_used == 0
+    check_nothing_was_written_for_padding(engine)
