@@ -1,4 +1,5 @@
-"""The same engine on a CUDA device: plain torch operations, same tokens as on the CPU in fp32."""
+"""The same engine on a CUDA device, with each attention backend, with graphs and without: same tokens as on the CPU in
+fp32."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from specbench.engine.replay import check_output
+from tests.engine.devices import gpu_settings
 from tests.engine.harness import make_engine, outputs, run, token_request
 from tests.engine.test_speculation import ragged_prompts
 from tests.engine.tiny_inkling import build_tiny_inkling
@@ -25,21 +27,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny_inkling(tmp_path_factory.mktemp("tiny"), num_modules=8)
 
 
+SETTINGS = pytest.mark.parametrize(
+    "settings",
+    [fields | {"cuda_graphs": has_graphs} for fields in gpu_settings() for has_graphs in (False, True)],
+    ids=lambda fields: f"{fields['attention_backend']}-{'graphs' if fields['cuda_graphs'] else 'eager'}",
+)
+
+
+@SETTINGS
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_fp32_output_equals_the_cpus(folder: Path, temperature: float):
+def test_fp32_output_equals_the_cpus(folder: Path, temperature: float, settings: dict):
     requests = [
         token_request(f"r{i}", prompt, 24, temperature=temperature, seed=5)
         for i, prompt in enumerate(ragged_prompts(8, seed=0))
     ]
     expected = outputs(make_engine(folder), requests)
     for k, depth in [(0, 0), (1, 0), (8, 0), (8, 1)]:
-        engine = make_engine(folder, k, device="cuda", max_num_batched_tokens=16, pipeline_depth=depth)
+        engine = make_engine(folder, k, **settings, max_num_batched_tokens=16, pipeline_depth=depth)
         assert outputs(engine, requests) == expected
 
 
-def test_bfloat16_output_differs_from_plain_decoding_at_near_ties_only(folder: Path):
+@SETTINGS
+def test_bfloat16_output_differs_from_plain_decoding_at_near_ties_only(folder: Path, settings: dict):
     requests = [token_request(f"r{i}", prompt, 24) for i, prompt in enumerate(ragged_prompts(8, seed=0))]
-    engine = make_engine(folder, 8, device="cuda", dtype="bfloat16")
+    engine = make_engine(folder, 8, dtype="bfloat16", **settings)
     results = list(run(engine, requests).values())
     check = check_output(engine, results, limit=8)
     assert check.status in ("identical", "near_ties"), check

@@ -16,21 +16,11 @@ from specbench.engine.execution.cuda_graphs import capture_sizes
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.proposer_table import PROPOSERS
 from specbench.engine.scheduling.step import DECODE, FINAL_CHUNK, SchedulerOutput
+from tests.engine.devices import DEVICES
 from tests.engine.harness import make_engine, outputs, run, token_request
 from tests.engine.proposers.test_sharing import engine_of, recorded, sharing_requests
 from tests.engine.test_speculation import ragged_prompts
 from tests.engine.tiny_inkling import build_tiny_inkling
-
-DEVICES = pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")],
-        ),
-    ],
-)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +39,7 @@ def test_sizes_end_with_the_largest_batch(most: int, last: list[int]):
 @DEVICES
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("proposer", PROPOSERS)
-def test_output_equals_plain_decoding(tiny_folder: Path, tmp_path: Path, proposer: str, depth: int, device: str):
+def test_output_equals_plain_decoding(tiny_folder: Path, tmp_path: Path, proposer: str, depth: int, device: dict):
     """Chunks of prompts, preemptions and a shared prefix between the recorded steps."""
     requests = sharing_requests(seed=3)
     plain = outputs(make_engine(tiny_folder), requests)
@@ -57,7 +47,7 @@ def test_output_equals_plain_decoding(tiny_folder: Path, tmp_path: Path, propose
     settings = {"max_num_batched_tokens": 18, "max_num_seqs": 5, "max_model_len": 60, "num_blocks": 30}
     engine = engine_of(
         proposer, tiny_folder, tiny_folder, drafts, 3,
-        device=device, pipeline_depth=depth, prefix_caching=True, cuda_graphs=True, **settings,
+        **device, pipeline_depth=depth, prefix_caching=True, cuda_graphs=True, **settings,
     )  # fmt: skip
     replays = count_replays(engine)
     results = run(engine, requests)
@@ -95,11 +85,11 @@ def check_nothing_was_written_for_padding(engine: LLMEngine) -> None:
 
 @DEVICES
 @pytest.mark.parametrize(("proposer", "k"), [("none", 0), ("mtp_multi", 8), ("mtp_single", 3), ("draft_model", 3)])
-def test_padding_writes_nothing(folder: Path, tiny_folder: Path, proposer: str, k: int, device: str):
+def test_padding_writes_nothing(folder: Path, tiny_folder: Path, proposer: str, k: int, device: dict):
     """Canaries in every slot, pool row and table that no request of the step owns: a step of 3 is padded to 4."""
     fields = {"draft_checkpoint": str(tiny_folder)} if proposer == "draft_model" else {}
     checkpoint = tiny_folder if proposer == "draft_model" else folder
-    engine = make_engine(checkpoint, k, proposer=proposer, device=device, cuda_graphs=True, max_num_seqs=4, **fields)
+    engine = make_engine(checkpoint, k, proposer=proposer, **device, cuda_graphs=True, max_num_seqs=4, **fields)
     for index, prompt in enumerate(ragged_prompts(3, seed=4)):
         engine.add_request(token_request(f"r{index}", prompt, 60), 0.0)
     while any(one.is_prefilling or one.num_output_tokens == 0 for one in engine.scheduler.running) or (
@@ -155,7 +145,7 @@ def owned_slots(engine: LLMEngine) -> dict[str, set[int]]:
     ],
     ids=str,
 )
-def test_every_way_to_sample(folder: Path, sampling: dict, device: str):
+def test_every_way_to_sample(folder: Path, sampling: dict, device: dict):
     """Recorded where temperature is all that is asked for, else run on the recorded buffers; mixed with greedy ones."""
     requests = [
         token_request(f"r{i}", prompt, 14, seed=3, **(sampling if i % 2 else {}))
@@ -164,7 +154,7 @@ def test_every_way_to_sample(folder: Path, sampling: dict, device: str):
     expected = run(make_engine(folder), requests)
     for k, depth in ((0, 1), (4, 0), (4, 1)):
         results = run(
-            make_engine(folder, k, device=device, cuda_graphs=True, pipeline_depth=depth, max_num_seqs=6), requests
+            make_engine(folder, k, **device, cuda_graphs=True, pipeline_depth=depth, max_num_seqs=6), requests
         )
         for name, result in results.items():
             assert result.output_token_ids == expected[name].output_token_ids
@@ -174,8 +164,8 @@ def test_every_way_to_sample(folder: Path, sampling: dict, device: str):
 
 @DEVICES
 @pytest.mark.parametrize("method", ["standard", "block"])
-def test_drawn_drafts_are_the_same_recorded_or_not(folder: Path, method: str, device: str):
-    fields = {"draft_sample_method": "probabilistic", "rejection_sample_method": method, "device": device}
+def test_drawn_drafts_are_the_same_recorded_or_not(folder: Path, method: str, device: dict):
+    fields = {"draft_sample_method": "probabilistic", "rejection_sample_method": method, **device}
     requests = [
         token_request(f"r{i}", prompt, 20, seed=3, temperature=float(i % 2))
         for i, prompt in enumerate(ragged_prompts(4, seed=2))
@@ -189,12 +179,12 @@ def test_drawn_drafts_are_the_same_recorded_or_not(folder: Path, method: str, de
 
 
 @DEVICES
-def test_the_contexts_end_and_caps_leave_dead_rows(folder: Path, device: str):
+def test_the_contexts_end_and_caps_leave_dead_rows(folder: Path, device: dict):
     """Fewer rows than recorded near the end of the context; records do not depend on it."""
     prompts = [prompt[:10] for prompt in ragged_prompts(3, seed=4)]
     requests = [token_request(f"r{i}", prompt, 1000) for i, prompt in enumerate(prompts)]
     for trims in (False, True):
-        fields = {"max_model_len": 40, "trim_to_max_tokens": trims, "device": device}
+        fields = {"max_model_len": 40, "trim_to_max_tokens": trims, **device}
         eager = run(make_engine(folder, 5, **fields), requests)
         padded = run(make_engine(folder, 5, cuda_graphs=True, **fields), requests)
         for name, result in eager.items():
@@ -208,8 +198,8 @@ def test_the_contexts_end_and_caps_leave_dead_rows(folder: Path, device: str):
 @DEVICES
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("proposer", ["mtp_multi", "mtp_single", "ngram"])
-def test_a_replay_equals_the_functions_bit_for_bit(folder: Path, proposer: str, dtype: str, device: str):
-    engine = make_engine(folder, 4, proposer=proposer, device=device, dtype=dtype, cuda_graphs=True, max_num_seqs=4)
+def test_a_replay_equals_the_functions_bit_for_bit(folder: Path, proposer: str, dtype: str, device: dict):
+    engine = make_engine(folder, 4, proposer=proposer, **device, dtype=dtype, cuda_graphs=True, max_num_seqs=4)
     for index, prompt in enumerate(ragged_prompts(3, seed=4)):
         engine.add_request(token_request(f"r{index}", prompt, 60), 0.0)
     used = []
@@ -268,18 +258,18 @@ def test_only_steps_of_verifications_are_found(folder: Path):
 
 @DEVICES
 @pytest.mark.parametrize("proposer", ["none", "mtp_multi", "ngram"])
-def test_random_arrivals_and_aborts(folder: Path, proposer: str, device: str):
+def test_random_arrivals_and_aborts(folder: Path, proposer: str, device: dict):
     random_run(folder, proposer, device, num_requests=60, depth=1)
 
 
 @DEVICES
 @pytest.mark.slow
 @pytest.mark.parametrize("depth", [0, 1])
-def test_many_random_arrivals_and_aborts(folder: Path, depth: int, device: str):
+def test_many_random_arrivals_and_aborts(folder: Path, depth: int, device: dict):
     random_run(folder, "mtp_multi", device, num_requests=20_000, depth=depth)
 
 
-def random_run(folder: Path, proposer: str, device: str, num_requests: int, depth: int) -> None:
+def random_run(folder: Path, proposer: str, device: dict, num_requests: int, depth: int) -> None:
     """Requests come and are aborted at random while blocks are short; whatever came out is the plain text's beginning,
     and at the end nothing is held."""
     rng = random.Random(7)
@@ -287,7 +277,7 @@ def random_run(folder: Path, proposer: str, device: str, num_requests: int, dept
     texts = outputs(make_engine(folder), [token_request(str(i), prompt, 40) for i, prompt in enumerate(prompts)])
     k = 0 if proposer == "none" else 4
     engine = make_engine(
-        folder, k, proposer=proposer, device=device, cuda_graphs=True, pipeline_depth=depth, max_num_seqs=6,
+        folder, k, proposer=proposer, **device, cuda_graphs=True, pipeline_depth=depth, max_num_seqs=6,
         max_num_batched_tokens=24, max_model_len=96, num_blocks=40, prefix_caching=True,
     )  # fmt: skip
     num_preempted = num_aborted = num_added = 0

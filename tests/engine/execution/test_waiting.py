@@ -13,13 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.proposer_table import PROPOSERS
+from tests.engine.devices import DEVICES, ON_CPU
 from tests.engine.harness import make_engine, outputs, run, token_request
 from tests.engine.proposers.test_sharing import engine_of, recorded, sharing_requests
 from tests.engine.test_speculation import ragged_prompts
 from tests.engine.tiny_inkling import build_tiny_inkling
 
-on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
-DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_gpu)])
 #: Operations whose result's shape or value the host has to learn.
 WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero"}
 
@@ -42,9 +41,9 @@ class WaitCounter(TorchDispatchMode):
 
 
 @contextmanager
-def no_waiting(device: str) -> Iterator[None]:
+def no_waiting(device: dict) -> Iterator[None]:
     """Raises where something waits: on a GPU by its driver's word, on a CPU by the operations used."""
-    if device == "cpu":
+    if device == ON_CPU:
         with WaitCounter() as counter:
             yield
         assert counter.found == []
@@ -56,7 +55,7 @@ def no_waiting(device: str) -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def watch(engine: LLMEngine, device: str) -> None:
+def watch(engine: LLMEngine, device: dict) -> None:
     """From now on every step is queued under `no_waiting`."""
     execute: Callable = engine.runner.execute
 
@@ -70,14 +69,14 @@ def watch(engine: LLMEngine, device: str) -> None:
 @DEVICES
 @pytest.mark.parametrize("has_graphs", [False, True])
 @pytest.mark.parametrize("proposer", [*PROPOSERS, "none"])
-def test_steps_of_every_proposer(tiny_folder: Path, tmp_path: Path, proposer: str, has_graphs: bool, device: str):
+def test_steps_of_every_proposer(tiny_folder: Path, tmp_path: Path, proposer: str, has_graphs: bool, device: dict):
     """Chunks, preemptions and hits among them."""
     requests = sharing_requests(seed=3, max_output_tokens=12)
     plain = outputs(make_engine(tiny_folder), requests)
     drafts = recorded(tmp_path / "drafts.jsonl", requests, plain)
     engine = engine_of(
         proposer, tiny_folder, tiny_folder, drafts, 0 if proposer == "none" else 3,
-        device=device, pipeline_depth=1, prefix_caching=True, cuda_graphs=has_graphs, max_num_batched_tokens=18,
+        **device, pipeline_depth=1, prefix_caching=True, cuda_graphs=has_graphs, max_num_batched_tokens=18,
         max_num_seqs=4, max_model_len=60, num_blocks=19,
     )  # fmt: skip
     watch(engine, device)
@@ -100,19 +99,19 @@ def test_steps_of_every_proposer(tiny_folder: Path, tmp_path: Path, proposer: st
     ],
     ids=str,
 )
-def test_steps_of_every_parameter(tmp_path: Path, sampling: dict, has_graphs: bool, device: str):
-    if "top_p" in sampling and device == "cpu":
+def test_steps_of_every_parameter(tmp_path: Path, sampling: dict, has_graphs: bool, device: dict):
+    if "top_p" in sampling and device == ON_CPU:
         pytest.skip("there the likeliest ids are looked at first, which asks how many rows are done")
     folder = build_tiny_inkling(tmp_path / "tiny")
     requests = [token_request(f"r{i}", prompt, 8, **sampling) for i, prompt in enumerate(ragged_prompts(3, seed=2))]
-    engine = make_engine(folder, 2, device=device, pipeline_depth=1, cuda_graphs=has_graphs, max_num_seqs=3)
+    engine = make_engine(folder, 2, **device, pipeline_depth=1, cuda_graphs=has_graphs, max_num_seqs=3)
     watch(engine, device)
     run(engine, requests)
 
 
 @pytest.mark.parametrize("method", ["standard", "block", "synthetic"])
 @DEVICES
-def test_steps_of_every_verification(tmp_path: Path, method: str, device: str):
+def test_steps_of_every_verification(tmp_path: Path, method: str, device: dict):
     folder = build_tiny_inkling(tmp_path / "tiny")
     fields: dict = {"rejection_sample_method": method}
     if method == "synthetic":
@@ -122,7 +121,7 @@ def test_steps_of_every_verification(tmp_path: Path, method: str, device: str):
     requests = [
         token_request(f"r{i}", prompt, 8, temperature=1.0) for i, prompt in enumerate(ragged_prompts(3, seed=2))
     ]
-    engine = make_engine(folder, 2, device=device, pipeline_depth=1, cuda_graphs=True, max_num_seqs=3, **fields)
+    engine = make_engine(folder, 2, **device, pipeline_depth=1, cuda_graphs=True, max_num_seqs=3, **fields)
     watch(engine, device)
     run(engine, requests)
 
@@ -130,5 +129,5 @@ def test_steps_of_every_verification(tmp_path: Path, method: str, device: str):
 def test_the_counter_sees_what_waits():
     ids = torch.tensor([1, 2, 3])
     for wait in (lambda: ids[ids > 1], lambda: ids[0].item(), lambda: bool((ids > 1).all()), lambda: ids.nonzero()):
-        with pytest.raises(AssertionError), no_waiting("cpu"):
+        with pytest.raises(AssertionError), no_waiting(ON_CPU):
             wait()
