@@ -12,7 +12,7 @@ from specbench.cli import conf_dir
 from specbench.engine.proposer_table import PROPOSERS
 
 PACKAGE = Path(__file__).resolve().parents[3] / "specbench"
-METHODS = ("requirements", "load", "propose", "capture", "release")
+METHODS = ("requirements", "load", "propose", "release")
 
 
 @pytest.mark.parametrize("name", PROPOSERS)
