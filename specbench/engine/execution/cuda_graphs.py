@@ -175,8 +175,9 @@ class CapturedSteps:
             self._shapes.setdefault(num_rows, []).insert(0, captured)
 
     def find(self, output: SchedulerOutput) -> CapturedStep | None:
-        """The smallest shape that holds a step of verifications; None for any other step."""
-        if any(mode != DECODE for mode in output.modes):
+        """The smallest shape that holds a step of verifications; None for any other step, one that reads features of
+        audio or images included."""
+        if output.content or any(mode != DECODE for mode in output.modes):
             return None
         most_rows = max(output.num_tokens)
         for num_rows in sorted(self._shapes):

@@ -12,6 +12,7 @@ import torch
 
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.cuda_graphs import CapturedStep, CapturedSteps
+from specbench.engine.execution.features import encode_step
 from specbench.engine.execution.input_batch import InputBatch
 from specbench.engine.execution.request_state import RequestState
 from specbench.engine.execution.stages import StepStages
@@ -19,7 +20,7 @@ from specbench.engine.execution.step_clock import StepClock
 from specbench.engine.execution.step_results import PendingStep, StepResults
 from specbench.engine.execution.token_logprobs import TokenLogprobs, prompt_logprobs
 from specbench.engine.layers.cache import CachePool
-from specbench.engine.models.target import TargetModel
+from specbench.engine.models.target import ContentEncoder, TargetModel
 from specbench.engine.proposers.proposer import AdmittedRequest, Proposer
 from specbench.engine.scheduling.step import SchedulerOutput
 
@@ -36,6 +37,7 @@ class ModelRunner:
         content_encoder: ContentEncoder | None = None,
     ):
         self.k = config.num_speculative_tokens
+        self.content_encoder = content_encoder
         self.proposer = proposer
         self.state = RequestState.of(config, len(caches), model.vocab_size, model.device)
         self.stages = StepStages(config, model, proposer, caches, self.state)
@@ -63,7 +65,8 @@ class ModelRunner:
         results = StepResults.empty(self.k, output.num_requests, self.state.device)
         batch = InputBatch.gather(output, self.state, self.k)
         times = self._clock.begin()
-        forwarded = self.stages.forward(batch)
+        features = encode_step(output.content, output.num_requests, self.content_encoder, self.state.device)
+        forwarded = self.stages.forward(batch, features)
         times.mark()
         token_logprobs = self.stages.verify(forwarded, results)
         times.mark()
@@ -72,6 +75,7 @@ class ModelRunner:
             results,
             is_sampled=self.state.sampling.is_any_sampled(output.rows),
             admitted=_admitted(output),
+            features=features,
         )
         self._clock.end(times)
         found = {}

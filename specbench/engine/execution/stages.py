@@ -18,9 +18,11 @@ from specbench.engine.execution.request_state import RequestState
 from specbench.engine.execution.step_results import StepResults
 from specbench.engine.execution.token_logprobs import LogprobRows, TokenLogprobs
 from specbench.engine.layers.cache import CachePool
+from specbench.engine.layers.features import StepFeatures
 from specbench.engine.layers.metadata import AttentionMetadataBuilder, RowLayout, TargetOutput
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.proposer import AdmittedRequest, DraftBatch, Proposer
+from specbench.engine.proposers.row_indices import row_indices
 from specbench.engine.sampling.drafting import DraftSampling, allocate_draft_probabilities
 from specbench.engine.sampling.row_chunks import log_total
 from specbench.engine.sampling.sampler import SamplingRows, process, sample
@@ -84,11 +86,15 @@ class StepStages:
             else None
         )
 
-    def forward(self, batch: InputBatch) -> Forwarded:
+    def forward(self, batch: InputBatch, features: StepFeatures | None = None) -> Forwarded:
+        """features: of audio and images in the prompts."""
         indices = batch.indices
         layout = RowLayout(indices.query_start_loc_np, batch.first_position, indices.num_live, batch.max_seq_lens_np)
         metadata = self.metadata_builder.build(batch.block_tables[: self.num_target_groups], layout)
         embeds = self.model.embed(batch.token_ids(self.state, metadata.positions))
+        if features is not None:
+            request_of_row = row_indices(indices.query_start_loc_np, self.model.device).request_of_row
+            embeds = features.merge(embeds, request_of_row, metadata.positions)
         return Forwarded(batch, metadata.positions, self.model.forward(embeds, metadata, self.caches))
 
     def verify(self, forwarded: Forwarded, results: StepResults) -> list[TokenLogprobs]:
@@ -165,6 +171,7 @@ class StepStages:
         *,
         is_sampled: bool,
         admitted: Sequence[AdmittedRequest] = (),
+        features: StepFeatures | None = None,
     ) -> None:
         """Let the proposer draft behind what was committed. is_sampled: whether a request of the batch has a
         temperature."""
@@ -194,6 +201,7 @@ class StepStages:
             caches=self.caches,
             sampling=self._draft_sampling(batch, num_tokens) if is_sampled else None,
             admitted=admitted,
+            features=features,
         )
         self.proposer.propose(draft_batch)
         columns = draft_columns[:, None] + state.columns[: self.k]
