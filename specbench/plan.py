@@ -19,6 +19,7 @@ from specbench import __version__, environment
 from specbench.arrivals import check_trace
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.generation_config import sampling_defaults
+from specbench.engine.checkpoints.quantised import FP8, NVFP4
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.memory import MemoryPlan, memory_text
 from specbench.engine.layers.attention_backends.choose import choose_backend
@@ -470,11 +471,12 @@ def _fallbacks(plan: Plan) -> list[str]:
 
 
 def _own_dtype(checkpoint: Checkpoint) -> str:
-    """The type that most of the checkpoint's numbers have; float32 unless that is bfloat16."""
+    """The type that most of the checkpoint's numbers have, as they are computed with; float32 unless that is bfloat16,
+    or codes of fewer bits."""
     sizes: dict[str, int] = {}
     for entry in checkpoint.tensors.values():
         sizes[entry.dtype] = sizes.get(entry.dtype, 0) + math.prod(entry.shape)
-    return "bfloat16" if max(sizes, key=lambda dtype: sizes[dtype]) in ("BF16", "bfloat16") else "float32"
+    return "bfloat16" if max(sizes, key=lambda dtype: sizes[dtype]) in ("BF16", FP8, NVFP4) else "float32"
 
 
 def _model_notices(choice: ModelChoice, checkpoint: Checkpoint) -> Iterable[str]:

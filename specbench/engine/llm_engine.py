@@ -16,6 +16,7 @@ import torch
 
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.checkpoints.load_progress import LoadProgress
 from specbench.engine.config import EngineConfig
 from specbench.engine.content.content_tokens import AUDIO, NUM_BANDS, NUM_BINS
 from specbench.engine.content.hearing import hear
@@ -100,6 +101,7 @@ class LLMEngine:
         self.model_config = load_model_config(checkpoint)
         self.tokenizer = load_tokenizer(config.checkpoint, config.tokenizer, config.chat_template)
         on_progress("loading weights")
+        checkpoint = replace(checkpoint, on_read=LoadProgress(checkpoint.num_bytes, on_progress))
         device = torch.device(config.device)
         self.model = build_model(
             checkpoint,

@@ -9,27 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specbench.engine.checkpoints.quantised import fold_quantised
+from specbench.engine.checkpoints.tensor_entry import TensorEntry
 from specbench.errors import UserError
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 _READ_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """Where one tensor lies."""
-
-    name: str
-    file: Path
-    #: As safetensors spells it: "F32", "BF16", ...
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +36,8 @@ class Checkpoint:
     files: tuple[Path, ...]
     #: Weights are drawn, not read; `tensors` is what the model would read from a checkpoint.
     is_random: bool = False
+    #: Told the bytes of each tensor as it is read.
+    on_read: Callable[[int], None] = lambda num_bytes: None
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
@@ -62,13 +56,19 @@ class Checkpoint:
                         f"remove one of the files, or add {INDEX_FILE} to say which to read"
                     )
                 tensors[entry.name] = entry
-        return cls(folder, config, tensors, files)
+        return cls(folder, config, fold_quantised(tensors), files)
 
     @classmethod
     def of_config(cls, path: str | Path) -> Checkpoint:
         """config.json alone, for random weights. The model family fills in `tensors`."""
         folder = Path(path)
         return cls(folder, read_json(folder / CONFIG_FILE), {}, (), is_random=True)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors, as they are stored."""
+        parts = [part for entry in self.tensors.values() for part in (entry.parts or {"": entry}).values()]
+        return sum(part.num_bytes for part in parts)
 
     def sha256(self) -> str:
         """One hash over config.json and all weight files."""
@@ -111,6 +111,11 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
+def _entry(file: Path, name: str, fields: dict[str, Any], data_start: int) -> TensorEntry:
+    start, end = fields["data_offsets"]
+    return TensorEntry(name, file, fields["dtype"], tuple(fields["shape"]), data_start + start, end - start)
+
+
 def _read_header(file: Path) -> list[TensorEntry]:
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -123,7 +128,7 @@ def _read_header(file: Path) -> list[TensorEntry]:
         header = json.loads(header_bytes)
         header.pop("__metadata__", None)
         num_data_bytes = max((fields["data_offsets"][1] for fields in header.values()), default=0)
-        entries = [TensorEntry(name, file, fields["dtype"], tuple(fields["shape"])) for name, fields in header.items()]
+        entries = [_entry(file, name, fields, 8 + num_header_bytes) for name, fields in header.items()]
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{file}: its header is not a safetensors header; fetch the file again") from None
     expected_size = 8 + num_header_bytes + num_data_bytes

@@ -6,10 +6,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from specbench.engine.checkpoints.checkpoint import Checkpoint, TensorEntry
+from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.checkpoints.quantised import FP8, NVFP4
+from specbench.engine.checkpoints.tensor_entry import TensorEntry
 from specbench.errors import UserError, near_name
 
-#: Types that weights may be stored in.
+#: Types that weights may be stored in as they are.
 STORED_DTYPES = ("F32", "BF16", "F16")
 
 
@@ -66,10 +68,10 @@ def _check_entry(entry: TensorEntry, shape: tuple[int, ...]) -> None:
             f"{entry.file}: tensor {entry.name} has shape {_text(entry.shape)}, config.json makes it {_text(shape)}; "
             "correct config.json or fetch the file that belongs to it"
         )
-    if entry.dtype not in STORED_DTYPES:
+    if entry.dtype not in (*STORED_DTYPES, FP8, NVFP4):
         raise UserError(
-            f"{entry.file}: tensor {entry.name} is stored as {entry.dtype}, not as one of "
-            f"{', '.join(STORED_DTYPES)}; use a checkpoint that is not quantised"
+            f"{entry.file}: tensor {entry.name} is stored as {entry.dtype}, not as one of {', '.join(STORED_DTYPES)}, "
+            f"and not with the scales of {FP8} or {NVFP4}; use a checkpoint that is not quantised in another way"
         )
 
 

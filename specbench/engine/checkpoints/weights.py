@@ -1,19 +1,19 @@
 """Reads weights from safetensors, one tensor at a time, in the model's dtype on its device, or draws them at random.
-Nothing unpickles.
+Quantised ones are dequantised on the device. Nothing unpickles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.checkpoints.dequantise import dequantise
+from specbench.engine.checkpoints.file_reader import FileReader
 from specbench.engine.checkpoints.random_weights import fill_at_random
+from specbench.engine.checkpoints.tensor_entry import TensorEntry
 from specbench.engine.layers.parallel import ALONE, TensorParallel
 from specbench.engine.shard import Part
 from specbench.errors import UserError
@@ -40,8 +40,8 @@ class WeightReader:
         self.num_bytes = 0
         self._tensors = checkpoint.tensors
         self._is_random = checkpoint.is_random
-        # file -> open handle
-        self._handles: dict[Path, Any] = {}
+        self._on_read = checkpoint.on_read
+        self._files = FileReader(device)
 
     def read(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """One tensor, cast to `dtype` (the model's where None)."""
@@ -63,31 +63,36 @@ class WeightReader:
         return whole if part is None else part.shape_of(whole)
 
     def _read_into(self, name: str, destination: Tensor | None, dtype: torch.dtype) -> Tensor:
-        if self._is_random:
-            return self._draw_into(name, destination, dtype)
-        file, part = self._tensors[name].file, self._parts.get(name)
-        handle = self._handle(file)
-        stored = handle.get_tensor(name) if part is None else handle.get_slice(name)[part.index]
-        if not stored.isfinite().all():
-            # An argmax over NaN is the same everywhere: target, drafts and replay would agree on nonsense.
-            raise UserError(f"{file}: tensor {name}: holds values that are not finite; fetch or export the file again")
-        self.num_bytes += stored.numel() * dtype.itemsize
-        if destination is None:
-            destination = torch.empty(stored.shape, dtype=dtype, device=self.device)
-        return destination.copy_(stored)
-
-    def _draw_into(self, name: str, destination: Tensor | None, dtype: torch.dtype) -> Tensor:
+        entry, part = self._tensors[name], self._parts.get(name)
         if destination is None:
             destination = torch.empty(self._shape(name), dtype=dtype, device=self.device)
         self.num_bytes += destination.nbytes
-        part = self._parts.get(name)
-        if part is None:
-            return fill_at_random(destination, name)
-        # The slice of what one rank alone would draw: the same model on any number of ranks.
-        whole = torch.empty(self._tensors[name].shape, dtype=dtype, device=self.device)
-        return destination.copy_(fill_at_random(whole, name)[part.index])
+        if part is not None and (self._is_random or entry.parts is not None):
+            # The slice of what one rank alone would draw or hold: the same model on any number of ranks.
+            whole = torch.empty(entry.shape, dtype=dtype, device=self.device)
+            self._fill(entry, whole)
+            destination.copy_(whole[part.index])
+        else:
+            self._fill(entry, destination, part)
+        if not self._is_random and not destination.isfinite().all():
+            # An argmax over NaN is the same everywhere: target, drafts and replay would agree on nonsense.
+            raise UserError(
+                f"{entry.file}: tensor {name}: holds values that are not finite; fetch or export the file again"
+            )
+        return destination
 
-    def _handle(self, file: Path) -> Any:
-        if file not in self._handles:
-            self._handles[file] = safe_open(file, framework="pt", device="cpu")
-        return self._handles[file]
+    def _fill(self, entry: TensorEntry, destination: Tensor, part: Part | None = None) -> None:
+        """A whole tensor, or a part of one that is stored as it is."""
+        if self._is_random:
+            fill_at_random(destination, entry.name)
+        elif entry.parts is not None:
+            dequantise({role: self._read_stored(stored) for role, stored in entry.parts.items()}, destination)
+        elif part is not None and part.dim == 0:
+            destination.copy_(self._read_stored(entry.rows(part.start, part.stop)))
+        else:
+            stored = self._read_stored(entry)
+            destination.copy_(stored if part is None else stored[part.index])
+
+    def _read_stored(self, entry: TensorEntry) -> Tensor:
+        self._on_read(entry.num_bytes)
+        return self._files.read(entry)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from specbench.engine.cache_group import CacheGroupSpec, StreamSpec
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, GENERATION_CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.checks import ExpectedTensors
+from specbench.engine.checkpoints.quantised import METHODS
 from specbench.engine.layers.attention_backends.choose import AttentionFeature
 from specbench.engine.layers.rotary_config import RotaryConfig
 from specbench.engine.models.config_section import eos_token_ids, top_section
@@ -103,8 +104,8 @@ def parse_decoder_config(
     config = top_section(checkpoint)
     config.check_fixed("hidden_act", "silu")
     quantisation = config.subsection("quantization_config")
-    if quantisation is not None:
-        method = quantisation.optional("quant_method")
+    method = None if quantisation is None else quantisation.optional("quant_method")
+    if quantisation is not None and method not in METHODS:
         config.fail("quantization_config", f"weights quantised by {method} are not implemented; use the original's")
     hidden_size, num_heads = config.count("hidden_size"), config.count("num_attention_heads")
     num_kv_heads = config.count("num_key_value_heads", default=num_heads)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.engine.cache_group import CacheGroupSpec
-from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint, TensorEntry
+from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.checks import ExpectedTensors, check_tensors
+from specbench.engine.checkpoints.tensor_entry import TensorEntry
 from specbench.engine.content.content_tokens import ContentTokens
 from specbench.engine.models import (
     decoder_config,

@@ -1,0 +1,117 @@
+"""Quantised weights as a checkpoint names them: codes and scales folded into one entry under the weight's own name.
+
+Belongs here: layouts, told by names and types of tensors. Does not belong here: arithmetic (dequantise.py), torch.
+
+What is known, weights only (scales of activations are left out: nothing here quantises activations):
+
+    FP8, in blocks      X.weight F8_E4M3 [N, K], X.weight_scale_inv [N / 128, K / 128], rounded up
+    FP8, by row or all  X.weight F8_E4M3 [N, K], X.weight_scale [N, 1] or [N] or one number
+    NVFP4, ModelOpt     X.weight U8 [N, K / 2], X.weight_scale F8_E4M3 [N, K / 16], X.weight_scale_2 one number
+    NVFP4, compressed   X.weight_packed, X.weight_scale, X.weight_global_scale, which divides
+    NVFP4, Inkling      X U8 [E, N, K / 2], X.scale F8_E4M3 [E, N, K / 16], X.scale2 [E]
+
+All scales but the one that divides multiply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+
+from specbench.engine.checkpoints.tensor_entry import TensorEntry
+from specbench.errors import UserError
+
+#: Types of folded entries.
+FP8, NVFP4 = "FP8", "NVFP4"
+FP8_BLOCK = 128
+NVFP4_BLOCK = 16
+#: `quant_method` of config.json whose layouts are above.
+METHODS = ("fp8", "modelopt", "compressed-tensors")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    dtype: str
+    codes_dtype: str
+    #: End of the codes' name, and what stands in its place in the names of the weight and of its scales.
+    codes: str
+    weight: str
+    #: role -> end of the name
+    scales: Mapping[str, str]
+
+
+_LAYOUTS = (
+    _Layout(FP8, "F8_E4M3", ".weight", ".weight", {"scale": ".weight_scale_inv"}),
+    _Layout(FP8, "F8_E4M3", ".weight", ".weight", {"scale": ".weight_scale"}),
+    _Layout(NVFP4, "U8", ".weight", ".weight", {"block_scale": ".weight_scale", "scale": ".weight_scale_2"}),
+    _Layout(
+        NVFP4,
+        "U8",
+        ".weight_packed",
+        ".weight",
+        {"block_scale": ".weight_scale", "inverse_scale": ".weight_global_scale"},
+    ),
+    _Layout(NVFP4, "U8", "", "", {"block_scale": ".scale", "scale": ".scale2"}),
+)
+#: Beside quantised weights, of no use to weights alone.
+_OF_ACTIVATIONS = (".input_scale", ".input_amax", ".input_global_scale", ".original_shape", ".k_scale", ".v_scale")
+
+
+def fold_quantised(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """Every quantised weight as one entry of its own shape, with codes and scales as its parts."""
+    folded: dict[str, TensorEntry] = {}
+    absorbed: set[str] = set()
+    for name, entry in tensors.items():
+        if entry.dtype not in ("F8_E4M3", "U8"):
+            continue
+        for layout in _LAYOUTS:
+            names = _scale_names(name, entry, layout)
+            if names is not None and all(scale in tensors for scale in names.values()):
+                weight = name.removesuffix(layout.codes) + layout.weight
+                parts = {"codes": entry} | {role: tensors[scale] for role, scale in names.items()}
+                folded[weight] = _checked(replace(entry, name=weight, dtype=layout.dtype, parts=parts))
+                absorbed |= {name, *names.values()}
+                break
+    if not folded:
+        return dict(tensors)
+    kept = {
+        name: entry for name, entry in tensors.items() if name not in absorbed and not name.endswith(_OF_ACTIVATIONS)
+    }
+    return kept | folded
+
+
+def _scale_names(name: str, entry: TensorEntry, layout: _Layout) -> dict[str, str] | None:
+    """Names that the scales would have; None where the codes are of another layout."""
+    if entry.dtype != layout.codes_dtype or not name.endswith(layout.codes):
+        return None
+    stem = name.removesuffix(layout.codes)
+    return {role: stem + end for role, end in layout.scales.items()}
+
+
+def _checked(entry: TensorEntry) -> TensorEntry:
+    """The entry with the shape of its weight; UserError where codes and scales do not fit each other."""
+    assert entry.parts is not None
+    shape = entry.shape
+    if entry.dtype == FP8:
+        fits = scale_kind(shape, entry.parts["scale"].shape) is not None
+    else:
+        shape = (*shape[:-1], 2 * shape[-1])
+        fits = entry.parts["block_scale"].shape == (*shape[:-1], shape[-1] // NVFP4_BLOCK)
+    if not fits:
+        scales = ", ".join(f"{part.name} {list(part.shape)}" for role, part in entry.parts.items() if role != "codes")
+        raise UserError(
+            f"{entry.file}: tensor {entry.parts['codes'].name} {list(entry.shape)} does not fit its scales, {scales}; "
+            "fetch the checkpoint again"
+        )
+    return replace(entry, shape=shape)
+
+
+def scale_kind(shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> str | None:
+    """Of FP8: "all", "row" or "block" of 128 times 128; None where the scales fit no matrix of this shape."""
+    if scale_shape in ((), (1,)):
+        return "all"
+    if scale_shape in (shape[:-1], (*shape[:-1], 1)):
+        return "row"
+    blocks = (*shape[:-2], ceil(shape[-2] / FP8_BLOCK), ceil(shape[-1] / FP8_BLOCK))
+    return "block" if len(shape) > 1 and scale_shape == blocks else None
