@@ -23,10 +23,15 @@ import triton.language as tl
 from torch import Tensor
 
 _LOG2_E = math.log2(math.e)
-#: Rows times heads of one program, at most.
+#: Rows times heads of one program, at most, and keys of one turn: both halved where a head takes more bytes than
+#: 128 numbers of two bytes, since tiles of queries, keys and values share a multiprocessor's memory.
 _MAX_TILE_ROWS = 128
+_TILE_KEYS = 64
+_MAX_HEAD_BYTES = 256
 #: Programs that keep every multiprocessor busy: with fewer, the keys of a request are split.
 _FULL_GRID = 256
+#: More programs than this run at once only where each takes less of a multiprocessor's memory.
+_MANY_PROGRAMS = 384
 _MAX_SPLITS = 32
 
 
@@ -72,24 +77,34 @@ class TilePlan:
 
 
 def plan_tiles(
-    num_reqs: int, num_rows: int, max_rows: int, group: int, num_kv_heads: int, num_splits: int | None = None
+    num_reqs: int,
+    num_rows: int,
+    max_rows: int,
+    group: int,
+    num_kv_heads: int,
+    head_bytes: int,
+    num_splits: int | None = None,
 ) -> TilePlan:
-    """From what the host knows: requests, rows in total and of the longest, heads a key head and key heads."""
-    tile_rows = min(max(16, triton.next_power_of_2(max_rows * group)), max(_MAX_TILE_ROWS, group))
+    """From what the host knows: requests, rows in total and of the longest, heads a key head, key heads, and bytes of
+    one head's query."""
+    is_wide = head_bytes > _MAX_HEAD_BYTES
+    max_tile_rows = max(_MAX_TILE_ROWS // 2 if is_wide else _MAX_TILE_ROWS, triton.next_power_of_2(group))
+    tile_rows = min(max(16, triton.next_power_of_2(max_rows * group)), max_tile_rows)
     rows_a_tile = tile_rows // group
     is_tile_a_request = max_rows <= rows_a_tile
     num_tiles = num_reqs if is_tile_a_request else num_rows // rows_a_tile + num_reqs
     if num_splits is None:
         wanted = _FULL_GRID // max(num_tiles * num_kv_heads, 1)
         num_splits = min(1 << max(wanted.bit_length() - 1, 0), _MAX_SPLITS)
+    is_small = is_wide or (tile_rows < 64 and num_tiles * num_kv_heads > _MANY_PROGRAMS)
     return TilePlan(
         tile_rows=tile_rows,
         num_tiles=num_tiles,
         is_tile_a_request=is_tile_a_request,
         num_splits=num_splits,
-        tile_keys=64,
+        tile_keys=_TILE_KEYS // 2 if is_wide else _TILE_KEYS,
         num_warps=8 if tile_rows >= 128 else 4,
-        num_stages=3,
+        num_stages=2 if is_small else 3,
     )
 
 
@@ -111,7 +126,8 @@ def paged_attention(
     num_kv_heads = kv_cache.shape[2]
     group = num_heads // num_kv_heads
     num_reqs = len(batch.first_position)
-    plan = plan or plan_tiles(num_reqs, num_rows, batch.max_rows, group, num_kv_heads)
+    head_bytes = head_dim * query.element_size()
+    plan = plan or plan_tiles(num_reqs, num_rows, batch.max_rows, group, num_kv_heads, head_bytes)
     output = query.new_empty(num_rows, num_heads, head_dim)
     is_split = plan.num_splits > 1
     partial, lse = output, output

@@ -108,14 +108,8 @@ def poisoned_outputs() -> Iterator[None]:
 def error(case: Case, dtype: torch.dtype = torch.float32, seed: int = 0) -> float:
     """Relative to the reference in fp64; NaN where the kernel left something out or read what it must not."""
     inputs = draw(case, dtype, seed)
-    plan = plan_tiles(
-        len(case.counts),
-        sum(case.counts),
-        max(case.counts),
-        case.heads // case.kv_heads,
-        case.kv_heads,
-        case.num_splits,
-    )
+    counts, group, head_bytes = case.counts, case.heads // case.kv_heads, case.head_dim * dtype.itemsize
+    plan = plan_tiles(len(counts), sum(counts), max(counts), group, case.kv_heads, head_bytes, case.num_splits)
     with poisoned_outputs():
         output = paged_attention(*(getattr(inputs, name) for name in Inputs.__dataclass_fields__), plan=plan)
     wide = replace(
@@ -159,10 +153,10 @@ def test_equals_the_reference(name: str) -> None:
 
 
 def test_splits_follow_from_what_the_host_knows() -> None:
-    assert plan_tiles(1, 1, 1, 4, 8).num_splits == 32
-    assert plan_tiles(16, 16 * 9, 9, 4, 8).num_splits == 2
-    assert plan_tiles(64, 64 * 9, 9, 4, 8).num_splits == 1
-    assert plan_tiles(1, 4096, 4096, 4, 8).num_splits == 1
+    assert plan_tiles(1, 1, 1, 4, 8, 256).num_splits == 32
+    assert plan_tiles(16, 16 * 9, 9, 4, 8, 256).num_splits == 2
+    assert plan_tiles(64, 64 * 9, 9, 4, 8, 256).num_splits == 1
+    assert plan_tiles(1, 4096, 4096, 4, 8, 256).num_splits == 1
 
 
 LARGE = {

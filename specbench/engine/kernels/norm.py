@@ -1,0 +1,78 @@
+"""RMSNorm on a GPU, with the addition that comes before it, in one launch."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [..., *weight.shape] -> the same: over the last dimension, in fp32."""
+    normed = torch.empty_like(x)
+    _launch(x, x, weight, x, normed, eps, has_delta=False)
+    return normed
+
+
+def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x + delta, rounded to their type, and its norm."""
+    summed, normed = torch.empty_like(x), torch.empty_like(x)
+    _launch(x, delta, weight, summed, normed, eps, has_delta=True)
+    return summed, normed
+
+
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The same in the arithmetic of its inputs."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+
+def _launch(
+    x: Tensor, delta: Tensor, weight: Tensor, summed: Tensor, normed: Tensor, eps: float, *, has_delta: bool
+) -> None:
+    assert x.is_contiguous() and delta.is_contiguous() and weight.is_contiguous()
+    width = weight.shape[-1]
+    block = triton.next_power_of_2(width)
+    _norm_row[(x.numel() // width,)](
+        x,
+        delta,
+        weight,
+        summed,
+        normed,
+        eps,
+        WIDTH=width,
+        BLOCK=block,
+        WEIGHT_ROWS=weight.numel() // width,
+        HAS_DELTA=has_delta,
+        num_warps=min(max(block // 512, 1), 16),
+    )
+
+
+@triton.jit
+def _norm_row(
+    x,
+    delta,
+    weight,
+    summed,
+    normed,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WEIGHT_ROWS: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
+):
+    row = tl.program_id(0)
+    column = tl.arange(0, BLOCK)
+    is_column = column < WIDTH
+    start = row.to(tl.int64) * WIDTH
+    values = tl.load(x + start + column, mask=is_column, other=0.0)
+    factor = tl.load(weight + (row % WEIGHT_ROWS) * WIDTH + column, mask=is_column, other=0.0).to(tl.float32)
+    if HAS_DELTA:
+        added = tl.load(delta + start + column, mask=is_column, other=0.0)
+        values = (values.to(tl.float32) + added.to(tl.float32)).to(summed.dtype.element_ty)
+        tl.store(summed + start + column, values, mask=is_column)
+    wide = values.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
+    tl.store(normed + start + column, (wide * scale * factor).to(normed.dtype.element_ty), mask=is_column)
