@@ -13,8 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels.norm import rms_norm_reference
-from specbench.engine.kernels.short_conv import conv_reference, convolve
-from specbench.engine.kernels.step_rows import StepRows, offset_in_request
+from specbench.engine.kernels.short_conv import CachedConv, conv_reference, convolve, offset_in_request
+from specbench.engine.kernels.step_rows import StepRows
 
 #: Heads of one program.
 _BLOCK_HEADS = 4
@@ -48,21 +48,6 @@ class Turn:
     signed_sin: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class KVConv:
-    """The short convolution that keys and values go through first."""
-
-    # [kernel, 2 * kv_heads * d] fp32, newest last
-    taps: Tensor
-    # [slots + 1, 2 * kv_heads * d]
-    cache: Tensor
-    # [T] int64, -1: the last slot
-    slot_mapping: Tensor
-    # [T * kernel] int64
-    tap_slots: Tensor
-    rows: StepRows
-
-
 def attention_inputs(
     projected: Tensor,
     shape: HeadShape,
@@ -70,10 +55,14 @@ def attention_inputs(
     slot_mapping: Tensor,
     norm: HeadNorm | None = None,
     turn: Turn | None = None,
-    conv: KVConv | None = None,
+    conv: CachedConv | None = None,
+    rows: StepRows | None = None,
 ) -> Tensor:
-    """projected [T, width], kv_cache [slots + 1, 2, kv_heads, d], slot_mapping [T] (-1: the last slot) -> queries
-    [T, heads, d]. Stores keys and values, and what the convolution will want of these rows later."""
+    """projected [T, width], kv_cache [slots + 1, 2, kv_heads, d], slot_mapping [T] (-1: the last slot), conv of the
+    channels of all keys and then all values, and the rows of the step for it -> queries [T, heads, d].
+
+    Stores keys and values, and what the convolution will want of these rows later.
+    """
     num_rows, width = projected.shape
     query = projected.new_empty(num_rows, shape.num_heads, shape.head_dim)
     num_all = shape.num_heads + 2 * shape.num_kv_heads
@@ -81,6 +70,7 @@ def attention_inputs(
     block_d = triton.next_power_of_2(shape.head_dim)
     assert projected.is_contiguous() and kv_cache.is_contiguous()
     assert turn is None or conv is None, "what a head is paired with would have to be convolved, too"
+    assert (conv is None) == (rows is None)
     none = projected
     _attention_inputs[(num_rows, triton.cdiv(num_all, block_heads))](
         projected,
@@ -94,11 +84,11 @@ def attention_inputs(
         none if conv is None else conv.cache,
         slot_mapping if conv is None else conv.slot_mapping,
         slot_mapping if conv is None else conv.tap_slots,
-        slot_mapping if conv is None else conv.rows.query_start_loc,
+        slot_mapping if rows is None else rows.query_start_loc,
         len(kv_cache) - 1,
         0 if conv is None else len(conv.cache) - 1,
-        0 if conv is None else conv.rows.num_reqs,
-        1 if conv is None else conv.rows.max_rows,
+        0 if rows is None else rows.num_reqs,
+        1 if rows is None else rows.max_rows,
         0.0 if norm is None else norm.eps,
         WIDTH=width,
         HEADS=shape.num_heads,
@@ -109,7 +99,7 @@ def attention_inputs(
         HAS_NORM=norm is not None,
         HAS_TURN=turn is not None,
         KERNEL=0 if conv is None else len(conv.taps),
-        IS_UNIFORM=conv is None or conv.rows.is_uniform(num_rows),
+        IS_UNIFORM=rows is None or rows.is_uniform(num_rows),
         num_warps=min(max(block_heads * block_d // 256, 1), 4),
     )
     return query
@@ -122,14 +112,14 @@ def attention_inputs_reference(
     slot_mapping: Tensor,
     norm: HeadNorm | None = None,
     turn: Turn | None = None,
-    conv: KVConv | None = None,
+    conv: CachedConv | None = None,
 ) -> Tensor:
     """The same in the arithmetic of its inputs."""
     num_rows, d = len(projected), shape.head_dim
     query_width, kv_width = shape.num_heads * d, 2 * shape.num_kv_heads * d
     kv = projected[:, -kv_width:]
     if conv is not None:
-        kv = conv_reference(kv, conv.taps, conv.cache, conv.slot_mapping, conv.tap_slots)
+        kv = conv_reference(kv, conv)
     heads = torch.cat((projected[:, :query_width], kv), 1).view(num_rows, -1, d)
     turned, values = heads[:, : -shape.num_kv_heads], heads[:, -shape.num_kv_heads :]
     if norm is not None:

@@ -8,78 +8,97 @@ same time. Older ones come from the cache.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels.norm import rms_norm_reference
-from specbench.engine.kernels.step_rows import StepRows, offset_in_request
+from specbench.engine.kernels.step_rows import StepRows
+
+
+@dataclass(frozen=True, slots=True)
+class CachedConv:
+    """A convolution, and where the step's rows lie in its cache."""
+
+    # [kernel, channels] fp32, newest last
+    taps: Tensor
+    # [slots + 1, channels]
+    cache: Tensor
+    # [T] int64, -1: the last slot
+    slot_mapping: Tensor
+    # [T * kernel] int64, oldest first
+    tap_slots: Tensor
 
 
 def conv_add_norm(
-    x: Tensor,
-    residual: Tensor,
-    taps: Tensor,
-    cache: Tensor,
-    slot_mapping: Tensor,
-    tap_slots: Tensor,
-    rows: StepRows,
-    norm_weight: Tensor,
-    eps: float,
+    x: Tensor, residual: Tensor, conv: CachedConv, rows: StepRows, norm_weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """x, residual [T, channels], taps [kernel, channels] fp32 with the newest last, cache [slots + 1, channels],
-    slot_mapping [T] (-1: the last slot), tap_slots [T * kernel] -> residual + convolution, and its norm.
+    """x, residual [T, channels] -> residual + convolution of x, and the norm of that (itself without a weight).
 
     Stores x in the cache.
     """
     num_rows, channels = x.shape
-    summed, normed = torch.empty_like(x), torch.empty_like(x)
-    assert x.is_contiguous() and residual.is_contiguous() and cache.is_contiguous() and taps.is_contiguous()
+    summed = torch.empty_like(x)
+    normed = summed if norm_weight is None else torch.empty_like(x)
+    assert x.is_contiguous() and residual.is_contiguous() and conv.cache.is_contiguous()
     block = triton.next_power_of_2(channels)
     _conv_add_norm_row[(num_rows,)](
         x,
         residual,
-        taps,
-        cache,
-        slot_mapping,
-        tap_slots,
+        conv.taps,
+        conv.cache,
+        conv.slot_mapping,
+        conv.tap_slots,
         rows.query_start_loc,
-        norm_weight,
+        x if norm_weight is None else norm_weight,
         summed,
         normed,
-        len(cache) - 1,
+        len(conv.cache) - 1,
         rows.num_reqs,
         rows.max_rows,
         eps,
         CHANNELS=channels,
         BLOCK=block,
-        KERNEL=len(taps),
+        KERNEL=len(conv.taps),
+        HAS_NORM=norm_weight is not None,
         IS_UNIFORM=rows.is_uniform(num_rows),
         num_warps=min(max(block // 512, 1), 16),
     )
     return summed, normed
 
 
-def conv_reference(x: Tensor, taps: Tensor, cache: Tensor, slot_mapping: Tensor, tap_slots: Tensor) -> Tensor:
+def conv_reference(x: Tensor, conv: CachedConv) -> Tensor:
     """The convolution alone: store first, then read every tap from the cache."""
-    cache[slot_mapping] = x
-    return (cache[tap_slots].view(len(x), len(taps), -1) * taps).sum(1).to(x.dtype)
+    conv.cache[conv.slot_mapping] = x
+    return (conv.cache[conv.tap_slots].view(len(x), len(conv.taps), -1) * conv.taps).sum(1).to(x.dtype)
 
 
 def conv_add_norm_reference(
-    x: Tensor,
-    residual: Tensor,
-    taps: Tensor,
-    cache: Tensor,
-    slot_mapping: Tensor,
-    tap_slots: Tensor,
-    norm_weight: Tensor,
-    eps: float,
+    x: Tensor, residual: Tensor, conv: CachedConv, norm_weight: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     """The same in the arithmetic of its inputs."""
-    summed = residual + conv_reference(x, taps, cache, slot_mapping, tap_slots)
-    return summed, rms_norm_reference(summed, norm_weight, eps)
+    summed = residual + conv_reference(x, conv)
+    return summed, summed if norm_weight is None else rms_norm_reference(summed, norm_weight, eps)
+
+
+@triton.jit
+def offset_in_request(query_start_loc, num_reqs, max_rows, row, IS_UNIFORM: tl.constexpr):
+    """Rows of the same request before this one in the step."""
+    if IS_UNIFORM:
+        offset = row % max_rows
+    else:
+        low = 0
+        high = num_reqs
+        while high - low > 1:
+            middle = (low + high) // 2
+            is_after = tl.load(query_start_loc + middle) > row
+            high = tl.where(is_after, middle, high)
+            low = tl.where(is_after, low, middle)
+        offset = row - tl.load(query_start_loc + low)
+    return offset
 
 
 @triton.jit
@@ -122,6 +141,7 @@ def _conv_add_norm_row(
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
     KERNEL: tl.constexpr,
+    HAS_NORM: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -139,7 +159,8 @@ def _conv_add_norm_row(
     added = total.to(before.dtype).to(tl.float32) + before.to(tl.float32)
     values = added.to(before.dtype)
     tl.store(summed + start + channel, values, mask=is_channel)
-    wide = values.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / CHANNELS + eps)
-    factor = tl.load(norm_weight + channel, mask=is_channel, other=0.0).to(tl.float32)
-    tl.store(normed + start + channel, (wide * scale * factor).to(before.dtype), mask=is_channel)
+    if HAS_NORM:
+        wide = values.to(tl.float32)
+        scale = tl.rsqrt(tl.sum(wide * wide, 0) / CHANNELS + eps)
+        factor = tl.load(norm_weight + channel, mask=is_channel, other=0.0).to(tl.float32)
+        tl.store(normed + start + channel, (wide * scale * factor).to(before.dtype), mask=is_channel)

@@ -65,6 +65,16 @@ class RelativeAttention:
         # log_scale: [T, 1, 1] fp32, a factor of every score of a row
         num_tokens = x.shape[0]
         projected = F.linear(x, self._input_projection)
+        inputs = self._inputs_on_gpu if x.is_cuda else self._inputs
+        query = inputs(projected, metadata, kv_cache, conv_cache)
+        relative_columns = projected[:, self._query_width : projected.shape[1] - 2 * self._kv_width]
+        relative = relative_columns.view(num_tokens, self._num_heads, -1)
+        attended = attention.attend(self._layer, query, kv_cache, relative, log_scale)
+        return F.linear(attended, self._output_projection)
+
+    def _inputs(self, projected: Tensor, metadata: AttentionMetadata, kv_cache: Tensor, conv_cache: Tensor) -> Tensor:
+        """Queries [T, heads, d]; stores keys, values and what they were convolved from."""
+        num_tokens = len(projected)
         kv_start = projected.shape[1] - 2 * self._kv_width
         kv = self._kv_conv(
             projected[:, kv_start:],
@@ -74,13 +84,28 @@ class RelativeAttention:
         )
         heads = torch.cat((projected[:, : self._query_width], kv[:, : self._kv_width]), 1)
         heads = self._head_norm(heads.view(num_tokens, -1, self._head_dim))
-        query = heads[:, : self._num_heads]
-        relative = projected[:, self._query_width : kv_start].view(num_tokens, self._num_heads, -1)
         values = kv[:, self._kv_width :].view(num_tokens, self._num_kv_heads, self._head_dim)
         stored = torch.stack((heads[:, self._num_heads :], values), 1)
         kv_cache.index_put_((metadata.slot_mapping[self._kv_group],), stored)
-        attended = attention.attend(self._layer, query, kv_cache, relative, log_scale)
-        return F.linear(attended, self._output_projection)
+        return heads[:, : self._num_heads]
+
+    def _inputs_on_gpu(
+        self, projected: Tensor, metadata: AttentionMetadata, kv_cache: Tensor, conv_cache: Tensor
+    ) -> Tensor:
+        from specbench.engine.kernels.attention_inputs import HeadNorm, HeadShape, attention_inputs
+        from specbench.engine.kernels.short_conv import CachedConv
+
+        group = self._conv_group
+        conv = CachedConv(self._kv_conv.taps, conv_cache, metadata.slot_mapping[group], metadata.tap_slots[group])
+        return attention_inputs(
+            projected,
+            HeadShape(self._num_heads, self._num_kv_heads, self._head_dim),
+            kv_cache,
+            metadata.slot_mapping[self._kv_group],
+            HeadNorm(self._head_norm.weight, self._head_norm.eps),
+            conv=conv,
+            rows=metadata.paged.step_rows,
+        )
 
 
 class RotaryAttention:
@@ -125,16 +150,35 @@ class RotaryAttention:
         kv_cache: Tensor,
     ) -> Tensor:
         # x: [T, hidden]; kv_cache: [slots + 1, 2, kv_heads, d]
-        num_tokens = len(x)
-        heads = self._input_projection(x).view(num_tokens, -1, self._head_dim)
+        projected, slot_mapping = self._input_projection(x), metadata.slot_mapping[self._kv_group]
+        inputs = self._inputs_on_gpu if x.is_cuda else self._inputs
+        query = inputs(projected, rotation, kv_cache, slot_mapping)
+        return self._output_projection(attention.attend(self._layer, query, kv_cache))
+
+    def _inputs(self, projected: Tensor, rotation: Rotation, kv_cache: Tensor, slot_mapping: Tensor) -> Tensor:
+        """Queries [T, heads, d]; stores keys and values."""
+        num_tokens = len(projected)
+        heads = projected.view(num_tokens, -1, self._head_dim)
         turned = heads[:, : self._num_heads + self._num_kv_heads]
         if self._head_norm is not None:
             turned.copy_(self._head_norm(turned))
         rotation.apply_(turned)
         stored = heads[:, self._num_heads :].view(num_tokens, 2, self._num_kv_heads, self._head_dim)
-        kv_cache.index_put_((metadata.slot_mapping[self._kv_group],), stored)
-        attended = attention.attend(self._layer, heads[:, : self._num_heads], kv_cache)
-        return self._output_projection(attended)
+        kv_cache.index_put_((slot_mapping,), stored)
+        return heads[:, : self._num_heads]
+
+    def _inputs_on_gpu(self, projected: Tensor, rotation: Rotation, kv_cache: Tensor, slot_mapping: Tensor) -> Tensor:
+        from specbench.engine.kernels.attention_inputs import HeadNorm, HeadShape, Turn, attention_inputs
+
+        norm = self._head_norm
+        return attention_inputs(
+            projected,
+            HeadShape(self._num_heads, self._num_kv_heads, self._head_dim),
+            kv_cache,
+            slot_mapping,
+            None if norm is None else HeadNorm(norm.weight, norm.eps),
+            Turn(rotation.cos, rotation.signed_sin),
+        )
 
 
 def by_group(heads: Tensor, num_kv_heads: int, head_dim: int) -> Tensor:

@@ -39,4 +39,4 @@ class LogitsHead:
 
     def own_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden_size] -> fp32 [R, ids of this rank]."""
-        return self._projection(hidden / self._divisor).to(torch.float32)
+        return self._projection.wide(hidden if self._divisor == 1.0 else hidden / self._divisor)

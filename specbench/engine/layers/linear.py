@@ -27,6 +27,12 @@ class Linear:
         # x: [T, inputs] -> [T, outputs]
         return F.linear(x, self._weight, self._bias)
 
+    def wide(self, x: Tensor) -> Tensor:
+        """The same in fp32, which a GPU's product of narrow numbers can leave as it is summed."""
+        if x.is_cuda and x.dtype != torch.float32 and self._bias is None:
+            return torch.mm(x, self._weight.T, out_dtype=torch.float32)
+        return self(x).to(torch.float32)
+
     @property
     def address_range(self) -> tuple[int, int]:
         """Where the matrix lies: its first address, and one past the last."""

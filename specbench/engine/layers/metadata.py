@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from specbench.engine.cache_group import CacheGroupSpec
+from specbench.engine.kernels.step_rows import StepRows
 from specbench.engine.layers.to_device import to_device
 
 #: Requests with at most this many rows share one padded segment.
@@ -97,6 +98,11 @@ class PagedRows:
     block_tables: Mapping[str, Tensor]
     #: Tokens of a cache block.
     block_size: int
+
+    @property
+    def step_rows(self) -> StepRows:
+        """The rows alone."""
+        return StepRows(self.query_start_loc, self.num_reqs, self.max_rows)
 
 
 @dataclass(frozen=True, slots=True)

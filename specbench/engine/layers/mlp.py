@@ -26,5 +26,10 @@ class GatedMLP:
 
     def __call__(self, x: Tensor) -> Tensor:
         # x: [T, hidden]
-        gate, up = self._gate_up(x).chunk(2, -1)
+        gate_up = self._gate_up(x)
+        if gate_up.is_cuda:
+            from specbench.engine.kernels.activation import silu_and_multiply
+
+            return self._down(silu_and_multiply(gate_up))
+        gate, up = gate_up.chunk(2, -1)
         return self._down(F.silu(gate) * up)

@@ -18,7 +18,7 @@ from specbench.engine.layers.rotary_config import LinearScaling, Llama3Scaling, 
 class Rotation:
     """Where the rows of one step are turned to."""
 
-    #: [T, 1, d] in the model's dtype
+    #: [T, 1, d] in the model's dtype, on a GPU in fp32
     cos: Tensor
     #: [T, 1, d], negative in its first half: what the other half of a pair is multiplied by
     signed_sin: Tensor
@@ -40,6 +40,10 @@ class RotaryEmbedding:
 
     def __call__(self, positions: Tensor) -> Rotation:
         # positions: [T] int64
+        if positions.is_cuda:
+            from specbench.engine.kernels.rotation import rotation
+
+            return Rotation(*rotation(positions, self._inverse_frequencies, self._magnitude))
         angles = positions[:, None].float() * self._inverse_frequencies
         cos, sin = angles.cos() * self._magnitude, angles.sin() * self._magnitude
         return Rotation(

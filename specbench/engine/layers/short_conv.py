@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from specbench.engine.layers.metadata import AttentionMetadata
+from specbench.engine.layers.norm import RMSNorm
+
 
 class ShortConv:
     """y_t = x_t + sum over i of weight[i] * x_(t - kernel + 1 + i), per channel, in fp32."""
@@ -17,11 +20,32 @@ class ShortConv:
         taps = weight.squeeze(1).T.clone()
         taps[-1] += 1.0
         self._kernel = taps.shape[0]
-        #: [kernel, channels], newest tap last and with the identity added
-        self._taps = (taps if scale is None else taps * scale).contiguous()
+        #: [kernel, channels] fp32, newest tap last and with the identity added
+        self.taps = (taps if scale is None else taps * scale).contiguous()
 
     def __call__(self, x: Tensor, cache: Tensor, slot_mapping: Tensor, tap_slots: Tensor) -> Tensor:
         # x: [T, channels]; cache: [slots + 1, channels]; slot_mapping: [T]; tap_slots: [T * kernel]
         cache.index_put_((slot_mapping,), x)
         inputs = cache.index_select(0, tap_slots).view(-1, self._kernel, cache.shape[1])
-        return (inputs * self._taps).sum(1).to(x.dtype)
+        return (inputs * self.taps).sum(1).to(x.dtype)
+
+    def add_to(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        cache: Tensor,
+        metadata: AttentionMetadata,
+        group: str,
+        norm: RMSNorm | None,
+    ) -> tuple[Tensor, Tensor]:
+        """residual [T, channels] + the convolution of x over the cache of `group`, and the norm of that (itself where
+        there is none)."""
+        slot_mapping, tap_slots = metadata.slot_mapping[group], metadata.tap_slots[group]
+        if x.is_cuda:
+            from specbench.engine.kernels.short_conv import CachedConv, conv_add_norm
+
+            conv = CachedConv(self.taps, cache, slot_mapping, tap_slots)
+            weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+            return conv_add_norm(x, residual, conv, metadata.paged.step_rows, weight, eps)
+        summed = residual + self(x, cache, slot_mapping, tap_slots)
+        return summed, summed if norm is None else norm(summed)

@@ -41,7 +41,8 @@ Caches = Mapping[str, CachePool]
 
 
 class DecoderLayer:
-    """x += attention(norm(x)); x += mlp(norm(x))."""
+    """x += attention(norm(x)); x += mlp(norm(x)). A layer hands on the next one's norm of x beside x: the addition and
+    the norm are one operation."""
 
     def __init__(
         self,
@@ -57,7 +58,7 @@ class DecoderLayer:
         self._group = group.name
         self._cache_index = cache_index
         self._parallel = weights.parallel
-        self._attention_norm = RMSNorm(weights.read(prefix + "input_layernorm.weight"), config.rms_norm_eps)
+        self.attention_norm = RMSNorm(weights.read(prefix + "input_layernorm.weight"), config.rms_norm_eps)
         self._mlp_norm = RMSNorm(weights.read(prefix + "post_attention_layernorm.weight"), config.rms_norm_eps)
         self._attention = _read_attention(config, weights, prefix + "self_attn.", group, heads_by_group)
         self._mlp: GatedMLP | MixtureOfExperts
@@ -73,13 +74,20 @@ class DecoderLayer:
         self.linears = (*self._attention.linears, *(self._mlp.linears if isinstance(self._mlp, GatedMLP) else ()))
 
     def __call__(
-        self, x: Tensor, metadata: AttentionMetadata, attention: AttentionPass, rotation: Rotation, caches: Caches
-    ) -> Tensor:
-        # x: [T, hidden]
+        self,
+        x: Tensor,
+        normed: Tensor,
+        metadata: AttentionMetadata,
+        attention: AttentionPass,
+        rotation: Rotation,
+        caches: Caches,
+        next_norm: RMSNorm,
+    ) -> tuple[Tensor, Tensor]:
+        # x, normed: [T, hidden]: the input, and it after attention_norm -> the output, and it after next_norm
         (kv_cache,) = caches[self._group].layers[self._cache_index]
-        attended = self._attention(self._attention_norm(x), metadata, attention, rotation, kv_cache)
-        x = x + self._parallel.all_reduce(attended)
-        return x + self._parallel.all_reduce(self._mlp(self._mlp_norm(x)))
+        attended = self._attention(normed, metadata, attention, rotation, kv_cache)
+        x, normed = self._mlp_norm.of_sum(x, self._parallel.all_reduce(attended))
+        return next_norm.of_sum(x, self._parallel.all_reduce(self._mlp(normed)))
 
 
 def _read_projections(
@@ -168,6 +176,8 @@ class DecoderModel:
             )
             for layer, experts in enumerate(config.experts)
         ]
+        #: What follows each layer.
+        self._next_norms = [*(layer.attention_norm for layer in self._layers[1:]), self._final_norm]
         if weights.device.type == "cpu":
             linears = [head, *(linear for layer in self._layers for linear in layer.linears)]
             use_huge_pages(linear.address_range for linear in linears)
@@ -199,10 +209,10 @@ class DecoderModel:
         # embeds: [T, hidden]
         rotation = self.rotary(metadata.positions)
         attention = self.attention.start(metadata)
-        x = embeds
-        for layer in self._layers:
-            x = layer(x, metadata, attention, rotation, caches)
-        return TargetOutput(hidden_states=self._final_norm(x), residual=x)
+        x, normed = embeds, self._layers[0].attention_norm(embeds)
+        for layer, next_norm in zip(self._layers, self._next_norms, strict=True):
+            x, normed = layer(x, normed, metadata, attention, rotation, caches, next_norm)
+        return TargetOutput(hidden_states=normed, residual=x)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab_size] fp32."""

@@ -59,7 +59,8 @@ class CacheIndex:
 
 
 class InklingBlock:
-    """x += conv(attention(norm(x))); x += conv(mlp(norm(x)))."""
+    """x += conv(attention(norm(x))); x += conv(mlp(norm(x))). A block hands on the next one's norm of x beside x: the
+    convolution, the addition and the norm are one operation."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class InklingBlock:
         self._conv_group = conv_group.name
         self._parallel = weights.parallel
         norm_eps = config.rms_norm_eps
-        self._attention_norm = RMSNorm(weights.read(prefix + "attn_norm.weight"), norm_eps)
+        self.attention_norm = RMSNorm(weights.read(prefix + "attn_norm.weight"), norm_eps)
         self._mlp_norm = RMSNorm(weights.read(prefix + "mlp_norm.weight"), norm_eps)
         self._attention = self._read_attention(config, weights, prefix, shape, kv_group.window)
         self._attention_conv = ShortConv(weights.read(prefix + "attn_sconv.weight", torch.float32))
@@ -123,21 +124,36 @@ class InklingBlock:
     def __call__(
         self,
         x: Tensor,
+        normed: Tensor,
         metadata: AttentionMetadata,
         attention: AttentionPass,
         caches: Caches,
         log_scale: Tensor | None,
-    ) -> Tensor:
-        # x: [T, hidden]
+        next_norm: RMSNorm | None,
+    ) -> tuple[Tensor, Tensor]:
+        # x, normed: [T, hidden]: the input, and it after attention_norm -> the output, and it after next_norm
         (kv_cache,) = caches[self.kv_group].layers[self._kv_index]
         kv_inputs, attention_outputs, mlp_outputs = caches[self._conv_group].layers[self._conv_index]
-        slots = metadata.slot_mapping[self._conv_group]
-        taps = metadata.tap_slots[self._conv_group]
-        attended = self._attention(self._attention_norm(x), metadata, attention, kv_cache, kv_inputs, log_scale)
-        attended = self._parallel.reduce_scatter_channels(attended)
-        x = x + self._parallel.all_gather_channels(self._attention_conv(attended, attention_outputs, slots, taps))
-        passed = self._parallel.reduce_scatter_channels(self._mlp(self._mlp_norm(x)))
-        return x + self._parallel.all_gather_channels(self._mlp_conv(passed, mlp_outputs, slots, taps))
+        attended = self._attention(normed, metadata, attention, kv_cache, kv_inputs, log_scale)
+        x, normed = self._add_convolved(self._attention_conv, x, attended, attention_outputs, metadata, self._mlp_norm)
+        return self._add_convolved(self._mlp_conv, x, self._mlp(normed), mlp_outputs, metadata, next_norm)
+
+    def _add_convolved(
+        self,
+        conv: ShortConv,
+        residual: Tensor,
+        x: Tensor,
+        cache: Tensor,
+        metadata: AttentionMetadata,
+        norm: RMSNorm | None,
+    ) -> tuple[Tensor, Tensor]:
+        """residual + the convolution of x, of which a rank has a part of every channel, and the norm of that."""
+        if self._parallel.size == 1:
+            return conv.add_to(residual, x, cache, metadata, self._conv_group, norm)
+        slots, taps = metadata.slot_mapping[self._conv_group], metadata.tap_slots[self._conv_group]
+        own = conv(self._parallel.reduce_scatter_channels(x), cache, slots, taps)
+        summed = residual + self._parallel.all_gather_channels(own)
+        return summed, summed if norm is None else norm(summed)
 
 
 def _read_experts(config: InklingConfig, weights: WeightReader, prefix: str) -> MixtureOfExperts:
@@ -201,6 +217,8 @@ class InklingModel:
                     is_sparse=config.sparse_layers[layer],
                 )
             )
+        #: What follows each block.
+        self._next_norms = [*(block.attention_norm for block in self._blocks[1:]), self._final_norm]
         #: attention group name -> distances that have a bias
         self.relative_extents = _relative_extents(self._blocks)
         self._audio_tower = None if config.audio is None else _read_audio_tower(config.audio, weights)
@@ -237,10 +255,11 @@ class InklingModel:
         # embeds: [T, hidden]
         log_scale = self._log_scale(metadata)
         attention = self.attention.start(metadata)
-        residual = embeds
-        for block, is_local in zip(self._blocks, self._is_local, strict=True):
-            residual = block(residual, metadata, attention, caches, None if is_local else log_scale)
-        return TargetOutput(hidden_states=self._final_norm(residual), residual=residual)
+        residual, normed = embeds, self._blocks[0].attention_norm(embeds)
+        for block, is_local, next_norm in zip(self._blocks, self._is_local, self._next_norms, strict=True):
+            scale = None if is_local else log_scale
+            residual, normed = block(residual, normed, metadata, attention, caches, scale, next_norm)
+        return TargetOutput(hidden_states=normed, residual=residual)
 
     def _log_scale(self, metadata: AttentionMetadata) -> Tensor | None:
         # [T, 1, 1]; None where no row of the step can be past the floor
@@ -309,7 +328,8 @@ class InklingModule:
         # token_embeds, hidden: [T, hidden]
         inputs = self._input_norm(torch.stack((hidden, token_embeds), 1)).flatten(1)
         # The scaling of scores by position is the target's alone.
-        return self.block(F.linear(inputs, self._input_projection), metadata, attention, caches, None)
+        x = F.linear(inputs, self._input_projection)
+        return self.block(x, self.block.attention_norm(x), metadata, attention, caches, None, None)[0]
 
 
 class InklingMTPModules:

@@ -44,7 +44,8 @@ class MiMoModule:
         inputs = self._input_norm(torch.stack((hidden, token_embeds), 1)).flatten(1)
         x = self._input_projection(inputs)
         attention, rotation = self._attention.start(metadata), self._rotary(metadata.positions)
-        return self._final_norm(self._layer(x, metadata, attention, rotation, caches))
+        normed = self._layer.attention_norm(x)
+        return self._layer(x, normed, metadata, attention, rotation, caches, self._final_norm)[1]
 
 
 class MiMoModules:

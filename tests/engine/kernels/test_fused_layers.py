@@ -14,13 +14,13 @@ from specbench.engine.kernels.activation import silu_and_multiply, silu_and_mult
 from specbench.engine.kernels.attention_inputs import (
     HeadNorm,
     HeadShape,
-    KVConv,
     Turn,
     attention_inputs,
     attention_inputs_reference,
 )
 from specbench.engine.kernels.norm import add_rms_norm, rms_norm, rms_norm_reference
-from specbench.engine.kernels.short_conv import conv_add_norm, conv_add_norm_reference
+from specbench.engine.kernels.rotation import rotation, rotation_reference
+from specbench.engine.kernels.short_conv import CachedConv, conv_add_norm, conv_add_norm_reference
 from specbench.engine.kernels.step_rows import StepRows
 
 HAS_GPU = torch.cuda.is_available()
@@ -71,6 +71,14 @@ def test_silu(width: int, dtype: torch.dtype) -> None:
     assert_near(silu_and_multiply(gate_up), silu_and_multiply_reference(gate_up.double()))
 
 
+def test_rotation() -> None:
+    positions = torch.tensor([0, 1, 77, 4095, 131071], device=DEVICE)
+    frequencies = 1.0 / 1e4 ** (torch.arange(0, 20, 2, device=DEVICE) / 20)
+    expected = rotation_reference(positions, frequencies, 1.3)
+    for value, reference in zip(rotation(positions, frequencies, 1.3), expected, strict=True):
+        torch.testing.assert_close(value, reference, rtol=0, atol=1e-6)
+
+
 class PagedRows:
     """Rows of some requests: their slots and those of their taps, in shuffled blocks; block 0 is zeros."""
 
@@ -114,25 +122,25 @@ ROWS = {
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize("name", ROWS)
-def test_conv_add_norm(name: str, dtype: torch.dtype) -> None:
+def test_conv_add_norm(name: str, has_norm: bool, dtype: torch.dtype) -> None:
     paged, width = ROWS[name](), 37
     num_rows = len(paged.slot_mapping)
     x, residual = randn(num_rows, width, dtype=dtype), randn(num_rows, width, dtype=dtype)
     taps, weight = randn(KERNEL, width, dtype=torch.float32), randn(width, dtype=dtype)
-    cache = paged.cache(width, dtype)
-    wide_cache = cache.double()
-    summed, normed = conv_add_norm(
-        x, residual, taps, cache, paged.slot_mapping, paged.tap_slots, paged.rows, weight, EPS
-    )
+    conv = CachedConv(taps, paged.cache(width, dtype), paged.slot_mapping, paged.tap_slots)
+    wide_conv = replace(conv, cache=conv.cache.double())
+    norm = weight if has_norm else None
+    summed, normed = conv_add_norm(x, residual, conv, paged.rows, norm, EPS)
     expected, expected_norm = conv_add_norm_reference(
-        x.double(), residual.double(), taps, wide_cache, paged.slot_mapping, paged.tap_slots, weight.double(), EPS
+        x.double(), residual.double(), wide_conv, norm if norm is None else norm.double(), EPS
     )
     live = paged.live_rows
     assert_near(summed[live], expected[live])
     assert_near(normed[live], expected_norm[live])
     # The last slot is scratch.
-    torch.testing.assert_close(cache[:-1].double(), wide_cache[:-1], rtol=0, atol=0)
+    torch.testing.assert_close(conv.cache[:-1].double(), wide_conv.cache[:-1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -156,18 +164,18 @@ def test_convolved_inputs(name: str, dtype: torch.dtype) -> None:
     num_rows, kv_width = len(paged.slot_mapping), 2 * 3 * 32
     projected = randn(num_rows, 6 * 32 + relative_width + kv_width, dtype=dtype)
     norm = HeadNorm(randn(9, 32, dtype=dtype), EPS)
-    conv = KVConv(
-        randn(KERNEL, kv_width, dtype=torch.float32),
-        paged.cache(kv_width, dtype),
-        paged.slot_mapping,
-        paged.tap_slots,
-        paged.rows,
-    )
+    taps, cache = randn(KERNEL, kv_width, dtype=torch.float32), paged.cache(kv_width, dtype)
+    conv = CachedConv(taps, cache, paged.slot_mapping, paged.tap_slots)
     _check_inputs(projected, shape, paged, norm, None, conv)
 
 
 def _check_inputs(
-    projected: Tensor, shape: HeadShape, paged: PagedRows, norm: HeadNorm | None, turn: Turn | None, conv: KVConv | None
+    projected: Tensor,
+    shape: HeadShape,
+    paged: PagedRows,
+    norm: HeadNorm | None,
+    turn: Turn | None,
+    conv: CachedConv | None,
 ) -> None:
     kv_cache = torch.full((paged.num_slots + 1, 2, shape.num_kv_heads, shape.head_dim), 1e4)
     kv_cache = kv_cache.to(DEVICE, projected.dtype)
@@ -175,7 +183,8 @@ def _check_inputs(
     wide_norm = norm and HeadNorm(norm.weight.double(), norm.eps)
     wide_turn = turn and Turn(turn.cos.double(), turn.signed_sin.double())
     wide_conv = conv and replace(conv, cache=conv.cache.double())
-    query = attention_inputs(projected, shape, kv_cache, paged.slot_mapping, norm, turn, conv)
+    rows = None if conv is None else paged.rows
+    query = attention_inputs(projected, shape, kv_cache, paged.slot_mapping, norm, turn, conv, rows)
     expected = attention_inputs_reference(
         projected.double(), shape, wide_cache, paged.slot_mapping, wide_norm, wide_turn, wide_conv
     )
