@@ -22,7 +22,7 @@ from specbench.engine.checkpoints.generation_config import sampling_defaults
 from specbench.engine.checkpoints.quantised import FP8, NVFP4
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.memory import MemoryPlan, memory_text
-from specbench.engine.layers.attention_backends.choose import choose_backend
+from specbench.engine.layers.attention_backends.choose import choose_backend, choose_graphs
 from specbench.engine.models.model_config import ModelConfig
 from specbench.engine.models.registry import check_checkpoint, load_model_config, num_parameters, open_checkpoint
 from specbench.engine.sampling.parameters import check_parameters
@@ -333,14 +333,16 @@ def _choose_draft(config: RunConfig) -> tuple[RunConfig, ModelChoice | None]:
 def _choose_attention(
     config: RunConfig, model_config: ModelConfig, draft_choice: ModelChoice | None
 ) -> tuple[RunConfig, list[str]]:
-    """The configuration with the attention backend that runs, and what `auto` became, and why."""
+    """The configuration with the attention backend that runs and whether graphs do, and what `auto` became, and why."""
     asked, features = config.engine.attention_backend, set(model_config.attention_features)
     if draft_choice is not None:
         features |= load_model_config(open_checkpoint(draft_choice.path, config.model.load)).attention_features
     choice = choose_backend(asked, config.engine.device, config.model.dtype, features)
-    engine = dataclasses.replace(config.engine, attention_backend=choice.name)
-    line = f"engine.attention_backend: {asked} -> {choice.name} ({choice.reason})"
-    return dataclasses.replace(config, engine=engine), [line] if asked == "auto" else []
+    graphs = choose_graphs(config.engine.cuda_graphs, choice.name, config.engine.device)
+    engine = dataclasses.replace(config.engine, attention_backend=choice.name, cuda_graphs=graphs.name)
+    chosen = {"attention_backend": (asked, choice), "cuda_graphs": (config.engine.cuda_graphs, graphs)}
+    lines = [f"engine.{key}: {asked} -> {one.name} ({one.reason})" for key, (asked, one) in chosen.items()]
+    return dataclasses.replace(config, engine=engine), [line for line in lines if ": auto ->" in line]
 
 
 def _num_modules_used(spec: SpecConfig) -> int:
@@ -355,6 +357,8 @@ def make_engine_config(config: RunConfig, checkpoint: Path, memory_limit: int | 
     spec, max_model_len = config.spec, config.model.max_model_len
     assert max_model_len is not None
     num_drafts = spec.num_speculative_tokens or 0
+    pipeline_depth = config.engine.pipeline_depth
+    assert pipeline_depth is not None
     return EngineConfig(
         checkpoint=str(checkpoint),
         dtype=config.model.dtype,
@@ -363,6 +367,8 @@ def make_engine_config(config: RunConfig, checkpoint: Path, memory_limit: int | 
         max_num_seqs=config.engine.max_num_seqs,
         max_num_batched_tokens=config.engine.max_num_batched_tokens,
         attention_backend=config.engine.attention_backend,
+        cuda_graphs=config.engine.cuda_graphs == "on",
+        pipeline_depth=pipeline_depth,
         block_size=config.cache.block_size,
         num_blocks=config.cache.num_blocks,
         prefix_caching=config.cache.prefix_caching,

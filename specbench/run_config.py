@@ -41,6 +41,18 @@ class Above:
 
 
 @dataclass(frozen=True, slots=True)
+class Between:
+    """The number lies between two others, or is one of them."""
+
+    low: float
+    high: float
+
+    def complaint(self, value: Any) -> str | None:
+        good = self.low <= value <= self.high
+        return None if good else f"must be from {self.low:g} to {self.high:g}, not {value}"
+
+
+@dataclass(frozen=True, slots=True)
 class Within:
     """The number lies above `low` and at most at `high`."""
 
@@ -147,6 +159,10 @@ class EngineGroup:
     #: Token budget of one step.
     max_num_batched_tokens: Positive
     attention_backend: Annotated[str, OneOf(("auto", "torch", "triton"))]
+    #: Record steps of decoding once for each of a few batch sizes, and replay them.
+    cuda_graphs: Annotated[str, OneOf(("auto", "on", "off"))]
+    #: Steps that the device may have before it when the host schedules the next; None: 1 on a GPU, 0 on a CPU.
+    pipeline_depth: Annotated[int, Between(0, 1)] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,6 +378,8 @@ def resolve(config: RunConfig, facts: CheckpointFacts, *, device: str, is_sweep:
     on_cpu = (changes["engine"].get("device") or config.engine.device) == "cpu"
     if config.model.dtype == "auto":
         changes["model"]["dtype"] = "float32" if on_cpu else facts.dtype
+    if config.engine.pipeline_depth is None:
+        changes["engine"]["pipeline_depth"] = 0 if on_cpu else 1
     changes["model"]["max_model_len"] = _model_len(config, facts)
     changes["spec"] |= _spec_changes(config.spec, facts)
     unset = [key for key in facts.sampling if getattr(config.sampling, key) is None]

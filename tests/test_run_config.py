@@ -48,6 +48,8 @@ VALUES: dict[str, Any] = {
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
         "attention_backend": "auto",
+        "cuda_graphs": "auto",
+        "pipeline_depth": None,
     },
     "cache": {"name": "plain", "block_size": 16, "num_blocks": None, "prefix_caching": False, "memory_fraction": 0.5},
     "eval": {
@@ -337,6 +339,7 @@ def test_what_resolving_puts_in() -> None:
     assert config.load.warmup == config.load.concurrency == 4
     assert config.eval.num_samples is None
     assert resolved(device="cuda").model.dtype == "bfloat16"
+    assert (config.engine.pipeline_depth, resolved(device="cuda").engine.pipeline_depth) == (0, 1)
 
 
 def test_packaged_problems_are_a_hundred_unless_said_otherwise() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench.engine.layers.attention_backends.choose import BACKENDS, choose_backend, make_backend
+from specbench.engine.layers.attention_backends.choose import BACKENDS, choose_backend, choose_graphs, make_backend
 from specbench.errors import UserError
 from tests.engine.models.test_inkling import random_ids
 from tests.engine.paged_sequences import PagedSequences, load_target
@@ -35,6 +35,18 @@ def test_auto_takes_the_first_that_can_and_says_why() -> None:
 def test_a_named_one_that_cannot_is_refused_with_one_that_can() -> None:
     with pytest.raises(UserError, match=r"engine.attention_backend: triton does not run on cpu; say torch, or auto"):
         choose_backend("triton", "cpu", "float32", ())
+
+
+def test_graphs_are_recorded_where_they_can_be() -> None:
+    assert choose_graphs("auto", "triton", "cuda:1").name == "on"
+    assert choose_graphs("off", "triton", "cuda").name == "off"
+    assert choose_graphs("auto", "torch", "cpu").name == choose_graphs("auto", "torch", "cuda").name == "off"
+    with pytest.raises(UserError, match=r"engine.cuda_graphs=on: there are none on cpu; say auto or off"):
+        choose_graphs("on", "torch", "cpu")
+    with pytest.raises(UserError, match=r"by torch cannot be recorded; engine.attention_backend=triton can"):
+        choose_graphs("on", "torch", "cuda")
+    for name, line in BACKENDS.items():
+        assert make_backend(name).is_capturable == line.is_capturable
 
 
 def test_every_backend_can_be_made() -> None:

@@ -32,6 +32,8 @@ class BackendLine:
     dtypes: frozenset[str]
     #: Kinds of devices.
     devices: frozenset[str]
+    #: Whether a CUDA graph may hold its launches.
+    is_capturable: bool
     #: Package that must be installed beside torch.
     package: str | None = None
 
@@ -43,13 +45,15 @@ BACKENDS = {
         frozenset({"window", "relative_bias"}),
         frozenset({"float32", "bfloat16"}),
         frozenset({"cuda"}),
-        "triton",
+        is_capturable=True,
+        package="triton",
     ),
     "torch": BackendLine(
         "torch_backend.TorchAttention",
         frozenset({"window", "relative_bias"}),
         frozenset({"float32", "bfloat16"}),
         frozenset({"cpu", "cuda"}),
+        is_capturable=False,
     ),
 }
 
@@ -73,6 +77,21 @@ def choose_backend(name: str, device: str, dtype: str, features: Iterable[Attent
     if refusals[name] is not None:
         raise UserError(f"engine.attention_backend: {name} {refusals[name]}; say {' or '.join(able)}, or auto")
     return BackendChoice(name, "as asked")
+
+
+def choose_graphs(asked: str, backend: str, device: str) -> BackendChoice:
+    """Whether steps of decoding are recorded in CUDA graphs, "on" or "off". UserError where they must and can't be."""
+    refusal = None
+    if device.partition(":")[0] != "cuda":
+        refusal = f"there are none on {device}"
+    elif not BACKENDS[backend].is_capturable:
+        able = " or ".join(name for name, line in BACKENDS.items() if line.is_capturable)
+        refusal = f"attention by {backend} cannot be recorded; engine.attention_backend={able} can"
+    if asked == "on" and refusal is not None:
+        raise UserError(f"engine.cuda_graphs=on: {refusal}; say auto or off")
+    if asked != "auto":
+        return BackendChoice(asked, "as asked")
+    return BackendChoice("on", f"{backend} can be recorded") if refusal is None else BackendChoice("off", refusal)
 
 
 def make_backend(name: str) -> AttentionBackend:
