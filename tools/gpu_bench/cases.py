@@ -21,9 +21,14 @@ from specbench.engine.config import EngineConfig
 from specbench.engine.llm_engine import LLMEngine
 from specbench.generate import GenerateRequest, GenerateResult, SamplingParams
 from specbench.records import EngineStep
+from specbench.run_config import SHAPES
 
 #: Invented, with the decay that real drafters show; the peers' figures were taken with the same.
 ACCEPTANCE_RATES = (0.8, 0.62, 0.48, 0.37, 0.29, 0.23, 0.18, 0.14)
+
+
+#: EngineConfig fields that a GPU is made for; a run resolves its own to the same.
+ON_GPU: dict[str, object] = {"attention_backend": "triton", "pipeline_depth": 1, "cuda_graphs": True}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class Settings:
     #: Where tiny shapes and recorded drafts are written.
     scratch: Path = Path()
     is_small: bool = False
+    #: Of section decode.
+    shapes: tuple[str, ...] = SHAPES
     #: EngineConfig fields that a call on the command line sets.
     engine: dict[str, object] = field(default_factory=dict)
 
@@ -147,6 +154,8 @@ def engine_config(settings: Settings, folder: Path, drafting: Drafting, **change
         "num_speculative_tokens": drafting.num_drafts,
         "proposer": drafting.proposer,
     }
+    if settings.device.type == "cuda":
+        values |= ON_GPU
     if drafting.num_drafts:
         rates = drafting.rates or (0.0,) * drafting.num_drafts
         values |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}

@@ -43,5 +43,7 @@ END_TO_END_SHARE = 0.95
 RECORDING_SHARE = 0.01
 #: Attention of 9 rows against that of one, at these batches and so many tokens of context.
 ATTENTION_RATIO, ATTENTION_BATCHES, ATTENTION_CONTEXT = 1.25, (16, 64), 8192
+#: Bytes a second of loading against those of reading the files.
+LOADING_SHARE = 0.8
 #: A step with n-gram drafts against one whose drafts cost nothing.
 NGRAM_RATIO = 1.03

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from specbench.run_config import SHAPES
+
 from .cases import Settings
 from .ceilings import measure_ceilings
 from .goals import Verdict
@@ -25,6 +27,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="of which the median counts")
     parser.add_argument("--outputs", type=int, nargs=2, default=(128, 256), metavar=("SHORT", "LONG"))
     parser.add_argument("--batches", type=int, nargs="+", default=(1, 16, 64))
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=SHAPES, help="of section decode")
     parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of EngineConfig")
     parser.add_argument("--profile", metavar="SHAPE[:PROPOSER:K]", help="profile steps of this shape and stop")
     parser.add_argument("--json", type=Path, help="write the verdicts there, too")
@@ -55,6 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
             batch_sizes=(1, 2) if options.small else tuple(options.batches),
             scratch=Path(scratch),
             is_small=options.small,
+            shapes=tuple(options.shapes),
             engine=engine_fields(options.engine),
         )
         ceilings = measure_ceilings(device, options.small)

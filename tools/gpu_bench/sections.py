@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.llm_engine import LLMEngine
 
 from . import goals, published
@@ -18,6 +19,7 @@ from .cases import ACCEPTANCE_RATES, Drafting, Settings, StepTime, engine_for, m
 from .ceilings import Ceilings
 from .floors import ShapeBytes, kv_read, shape_bytes
 from .goals import Verdict
+from .loading import disk_bytes_per_s, load_bytes_per_s, write_checkpoint
 from .recording import host_seconds, recording_cost
 from .shapes import expert_counts, open_shape, shape_folder
 
@@ -88,7 +90,7 @@ def _peer(table: dict[int, float], batch: int) -> str:
 def decode(bench: Bench) -> list[Verdict]:
     """Plain decoding of dense, mixture and Inkling shapes."""
     verdicts = []
-    for shape in ("qwen3_8b", "mimo_7b", "qwen3_30b_a3b", "inkling_8b"):
+    for shape in bench.settings.shapes:
         peer = bench.published(published.VLLM_STEP_MS, (shape, 0))
         with engine_for(bench.settings, bench.folder(shape), Drafting()) as engine:
             for batch in bench.settings.batch_sizes:
@@ -249,6 +251,17 @@ def recording(bench: Bench) -> list[Verdict]:
     return [Verdict(name, cost.share, goals.RECORDING_SHARE), by_itself]
 
 
+def loading(bench: Bench) -> list[Verdict]:
+    """Weights from safetensors to the device, against reading the same files alone."""
+    shape, settings = "qwen3_8b", bench.settings
+    num_layers = 1 if settings.is_small else 6
+    folder = write_checkpoint(bench.folder(shape), settings.scratch / "checkpoint", num_layers)
+    checkpoint = Checkpoint.open(folder)
+    disk, load = disk_bytes_per_s(checkpoint), load_bytes_per_s(checkpoint, settings.device)
+    print(f"{checkpoint.num_bytes / 1e9:.2f} GB: files alone {disk / 1e9:.2f} GB/s, loading {load / 1e9:.2f} GB/s")
+    return [Verdict("loading: bytes a second over the disk's", load / disk, goals.LOADING_SHARE, is_least=True)]
+
+
 #: Name -> section, in the order in which they run.
 SECTIONS: dict[str, Callable[[Bench], list[Verdict]]] = {
     "decode": decode,
@@ -258,7 +271,12 @@ SECTIONS: dict[str, Callable[[Bench], list[Verdict]]] = {
     "ngram": ngram,
     "end_to_end": end_to_end,
     "recording": recording,
+    "loading": loading,
 }
+
+
+#: Sections whose lines are those of print_step.
+_OF_STEPS = ("decode", "verify", "draft_single", "draft_multi", "ngram")
 
 
 def run_sections(bench: Bench, names: Sequence[str]) -> list[Verdict]:
@@ -266,7 +284,10 @@ def run_sections(bench: Bench, names: Sequence[str]) -> list[Verdict]:
     verdicts: list[Verdict] = []
     for name in names:
         start_s = time.perf_counter()
-        print(f"\n== {name}: {(SECTIONS[name].__doc__ or '').splitlines()[0]}\n{HEADER}", flush=True)
+        print(
+            f"\n== {name}: {(SECTIONS[name].__doc__ or '').splitlines()[0]}\n{HEADER if name in _OF_STEPS else ''}",
+            flush=True,
+        )
         try:
             verdicts += SECTIONS[name](bench)
         except Exception as error:  # a section must not take the others' figures with it
