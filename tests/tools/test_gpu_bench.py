@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from specbench.engine.llm_engine import plan_engine_memory
 from specbench.model_choice import SHAPES_FOLDER
@@ -35,7 +36,7 @@ def test_bytes_of_a_dense_step():
     assert weights.target_read(1) == weights.target_read(64) == 36 * layer + 2 * 4096 + HEAD
     assert weights.target_read(1) / 1e9 == pytest.approx(15.14, abs=0.01)
     assert weights.target_operations(7) == 7 * weights.target_read(1)
-    config = engine_config(Settings(device="cuda"), SHAPES_FOLDER / "qwen3_8b", Drafting())
+    config = engine_config(Settings(device=torch.device("cuda")), SHAPES_FOLDER / "qwen3_8b", Drafting())
     assert kv_read(plan_engine_memory(config).specs, "target", 1216) == 1216 * 147_456
 
 
@@ -57,7 +58,7 @@ def test_experts_that_rows_touch():
 
 
 def test_windowed_keys_are_read_up_to_the_window():
-    config = engine_config(Settings(device="cuda"), SHAPES_FOLDER / "inkling_8b", Drafting())
+    config = engine_config(Settings(device=torch.device("cuda")), SHAPES_FOLDER / "inkling_8b", Drafting())
     token = 2 * 4 * 128 * 2
     assert kv_read(plan_engine_memory(config).specs, "target", 1216) == token * (3 * 1216 + 19 * 512)
 
