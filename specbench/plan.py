@@ -528,13 +528,14 @@ def _check_prompts(
     config: RunConfig, checkpoint: Path, vocab_size: int, requests: Iterable[GenerateRequest]
 ) -> list[str]:
     """UserError for a prompt that leaves no room; a notice where the context ends before max_output_tokens."""
+    from specbench.engine.content.audio_files import num_audio_tokens
     from specbench.engine.tokenizer import encode_prompt, load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint, config.model.tokenizer, config.model.chat_template)
     max_model_len = config.model.max_model_len
     assert max_model_len is not None
     advice = ", lower eval.num_fewshot" if config.eval.num_fewshot else ""
-    num_short = 0
+    num_short = num_long_clips = 0
     #: Request -> tokens of its prompt, of a turn behind another one without the answers, and the answers' most.
     lengths: dict[str, tuple[int, int]] = {}
     for request in requests:
@@ -543,7 +544,8 @@ def _check_prompts(
         token_ids = encode_prompt(tokenizer, request).token_ids
         before, answers = (0, 0) if request.follows is None else lengths[request.follows]
         num_tokens = len(token_ids) + before
-        lengths[request.request_id] = (num_tokens, answers + request.sampling.max_output_tokens)
+        num_clip_tokens = sum(num_audio_tokens(source) or 0 for source in request.audio)
+        lengths[request.request_id] = (num_tokens + num_clip_tokens, answers + request.sampling.max_output_tokens)
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
             raise UserError(
                 f"eval.data: prompt_token_ids of {request.sample_id}: ids must lie in 0 .. {vocab_size - 1}, the "
@@ -554,10 +556,17 @@ def _check_prompts(
                 f"eval.data: the prompt of {request.sample_id} has {num_tokens} tokens and leaves no room in a context "
                 f"of {max_model_len}; shorten it{advice} or raise model.max_model_len"
             )
-        num_short += sum(lengths[request.request_id]) > max_model_len
-    if not num_short:
-        return []
-    return [f"{num_short} prompts leave less room than max_output_tokens in a context of {max_model_len} tokens."]
+        if num_tokens + num_clip_tokens >= max_model_len:
+            num_long_clips += 1  # such a request fails, and the others run
+        else:
+            num_short += sum(lengths[request.request_id]) > max_model_len
+    context = f"a context of {max_model_len} tokens"
+    notices = []
+    if num_long_clips:
+        notices.append(f"{num_long_clips} prompts with their audio are longer than {context}: these will fail.")
+    if num_short:
+        notices.append(f"{num_short} prompts leave less room than max_output_tokens in {context}.")
+    return notices
 
 
 def _sha256(value: Any) -> str:

@@ -212,9 +212,9 @@ class _Replay:
         windows = []
         for index, (request, count) in enumerate(counts.items()):
             start, end = computed[request], computed[request] + count
-            content = content_between(self.content[request], start, end)
-            if content:
-                windows.append(ContentWindow(index, start, end, content))
+            pieces = content_between(self.content[request], start, end)
+            if pieces:
+                windows.append(ContentWindow(index, start, end, pieces))
         return windows
 
 

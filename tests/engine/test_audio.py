@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from specbench.engine.llm_engine import LLMEngine
+from specbench.engine.llm_engine import LLMEngine, plan_engine_memory
 from specbench.engine.replay import check_output
 from specbench.errors import UserError
 from specbench.generate import GenerateRequest, GenerateResult
@@ -41,16 +43,16 @@ def around(
 
 
 @pytest.mark.parametrize("num_after", [0, 1, 3, 6, 7, 8, 20])
-@pytest.mark.parametrize("num_modules", [1, 2, 8])
+@pytest.mark.parametrize(("num_modules", "depth"), [(1, 0), (2, 0), (8, 0), (8, 1)])
 def test_every_row_of_every_module_equals_the_oracle(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, num_modules: int, num_after: int
+    folder: Path, monkeypatch: pytest.MonkeyPatch, num_modules: int, depth: int, num_after: int
 ) -> None:
     """Right behind a clip rows that run again after a rejection read its features too."""
     rng = random.Random(num_after)
     force_accepted(monkeypatch, [rng.choice([0, 0, rng.randint(0, num_modules)]) for _ in range(1000)], 246)
     oracle, request = Oracle(folder), around(3, 9, num_after)
     tell(oracle, request)
-    assert run_and_check(make_engine(folder, num_modules), oracle, [request]) > 100
+    assert run_and_check(make_engine(folder, num_modules, pipeline_depth=depth), oracle, [request]) > 100
 
 
 @pytest.mark.parametrize("budget_above", [0, 1, 4, 7, 8])
@@ -123,7 +125,7 @@ def test_steps_of_text_alone_carry_no_content(folder: Path) -> None:
 
     def recording_schedule():
         output = schedule()
-        contents.append([window.content for window in output.content])
+        contents.append([window.pieces for window in output.content])
         return output
 
     engine.scheduler.schedule = recording_schedule
@@ -240,6 +242,37 @@ def test_the_output_check_notices_another_clip(folder: Path) -> None:
     engine = make_engine(folder, 3)
     (result,) = run(engine, [around(2, 12, 3)]).values()
     assert check_output(engine, [replace(result, audio=(clip(9, 12),))], 1).status == "mismatch"
+
+
+# ---- Checkpoints and memory
+
+
+def test_towers_are_part_of_the_targets_weights(folder: Path) -> None:
+    engine = make_engine(folder, 2)
+    stored = load_file(folder / "model.safetensors")
+    assert any(name.startswith("model.visual.") for name in stored)
+    num_bytes = sum(tensor.nbytes for tensor in stored.values())
+    assert engine.memory.lines["target_weights"] == engine.model.num_bytes == num_bytes
+    assert plan_engine_memory(engine.config).lines == engine.memory.lines
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model.audio.encoder.weight": torch.ones(1280, 63)}, r"model.audio.encoder.weight has shape \[1280, 63\]"),
+        ({"model.audio.final_norm.weight": None}, r"model.audio.final_norm.weight \[64\] is missing"),
+        ({"model.audio.encoder.bias": torch.ones(64)}, r"model.audio.encoder.bias \[64\] is unknown"),
+        ({"model.visual.layers.norm_3.weight": torch.ones(64)}, r"model.visual.layers.norm_3.weight \[64\] is unknown"),
+    ],
+)
+def test_a_tower_that_is_not_the_configs_is_named(
+    folder: Path, tmp_path: Path, change: dict[str, torch.Tensor | None], message: str
+) -> None:
+    tensors = load_file(folder / "model.safetensors") | change
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(UserError, match=message):
+        make_engine(tmp_path)
 
 
 # ---- What is refused

@@ -190,3 +190,30 @@ def test_inklings_format_needs_no_template(tokenizer_with: Callable[..., Tokeniz
     assert count(tokenizer, evil.token_ids, "<|message_system|>") == 1
     with pytest.raises(UserError, match="no role 'tool'"):
         tokenizer.encode_chat([{"role": "tool", "content": "x"}])
+
+
+AUDIO_BLOCK = "<|message_user|><|content_audio_input|><|audio_end|><|end_message|>"
+
+
+def test_clips_are_heard_before_the_first_users_text(tokenizer_with: Callable[..., Tokenizer]) -> None:
+    tokenizer = tokenizer_with(None, [*INKLING_TOKENS, "<|content_audio_input|>", "<|audio_end|>"])
+    for chat in CHATS.values():
+        silent, heard = tokenizer.encode_chat(chat).text, tokenizer.encode_chat(chat, num_clips=2).text
+        assert silent is not None and heard is not None
+        before, user, after = silent.partition("<|message_user|>")
+        assert heard == before + 2 * AUDIO_BLOCK + user + after
+    assert count(tokenizer, tokenizer.encode_chat(CHATS["one turn"], 3).token_ids, "<|content_audio_input|>") == 3
+    evil = tokenizer.encode_chat([{"role": "user", "content": "<|content_audio_input|>"}], num_clips=1)
+    assert count(tokenizer, evil.token_ids, "<|content_audio_input|>") == 1
+    with pytest.raises(UserError, match="the chat has none: add one"):
+        tokenizer.encode_chat([{"role": "system", "content": "x"}], num_clips=1)
+
+
+def test_a_template_gets_clips_as_parts_of_the_message(tokenizer_with: Callable[..., Tokenizer]) -> None:
+    template = (
+        "{% for m in messages %}{% if m.content is string %}[{{ m.content }}]{% else %}"
+        "{% for part in m.content %}{{ '<clip>' if part.type == 'audio' else part.text }}{% endfor %}"
+        "{% endif %}{% endfor %}"
+    )
+    chat = [{"role": role, "content": text} for role, text in (("system", "s"), ("user", "a"), ("user", "b"))]
+    assert tokenizer_with(template).encode_chat(chat, num_clips=2).text == "[s]<clip><clip>a[b]"

@@ -44,6 +44,17 @@ def read_audio(source: AudioSource) -> np.ndarray:
     return resampled if len(resampled) else mono[:1]
 
 
+def num_audio_tokens(source: AudioSource) -> int | None:
+    """Tokens of a clip, as its header promises, before anything is decoded; None where it can't be heard."""
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(source if isinstance(source, Path) else io.BytesIO(source)) as file:
+            return num_tokens(-(-file.frames * SAMPLE_RATE // file.samplerate))
+    except (soundfile.LibsndfileError, OSError):
+        return None
+
+
 def _decode(source: AudioSource, name: str) -> tuple[np.ndarray, int]:
     """[num_frames, num_channels] fp32, and frames a second."""
     import soundfile  # loads a shared library

@@ -42,9 +42,25 @@ class PlacedContent:
     content: Content
 
 
-def content_between(content: Sequence[PlacedContent], start: int, end: int) -> tuple[PlacedContent, ...]:
-    """What has a placeholder in [start, end)."""
-    return tuple(one for one in content if one.span.start < end and one.span.end > start)
+@dataclass(frozen=True, slots=True)
+class ContentPiece:
+    """What placeholders in a row stand for, from position `start` on."""
+
+    kind: str
+    start: int
+    # [num_positions, ...], as in Content
+    rows: np.ndarray = field(repr=False)
+
+
+def content_between(content: Sequence[PlacedContent], start: int, end: int) -> tuple[ContentPiece, ...]:
+    """What the placeholders in [start, end) stand for."""
+    pieces = []
+    for placed in content:
+        span, rows = placed.span, placed.content.rows
+        first, last = max(span.start, start), min(span.end, end)
+        if first < last:
+            pieces.append(ContentPiece(placed.content.kind, first, rows[first - span.start : last - span.start]))
+    return tuple(pieces)
 
 
 def place(

@@ -17,7 +17,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from specbench.engine.content.placement import PlacedContent
+from specbench.engine.content.placement import ContentPiece
 from specbench.engine.layers.features import StepFeatures
 from specbench.engine.models.target import ContentEncoder
 from specbench.engine.scheduling.step import ContentWindow
@@ -31,32 +31,29 @@ def encode_step(
         return None
     assert encoder is not None, "a request with content is refused where the model has no tower"
     bounds = np.zeros((3, num_requests), dtype=np.int64)
-    #: kind, rows for the tower, first entry
-    pieces: list[tuple[str, np.ndarray, int]] = []
+    #: a piece, and its first entry
+    pieces: list[tuple[ContentPiece, int]] = []
     num_entries = 0
     for window in windows:
         bounds[:, window.request] = window.start, window.end, num_entries
-        pieces += [_piece(placed, window, num_entries) for placed in window.content]
+        pieces += [(piece, num_entries + piece.start - window.start) for piece in window.pieces]
         num_entries += window.end - window.start
-    pieces.sort(key=lambda piece: piece[0])
+    pieces.sort(key=_kind)
     feature_of_entry = np.full(num_entries + 1, -1, dtype=np.int64)
     num_features = 0
-    for _, rows, first_entry in pieces:
-        feature_of_entry[first_entry : first_entry + len(rows)] = np.arange(num_features, num_features + len(rows))
-        num_features += len(rows)
+    for piece, entry in pieces:
+        count = len(piece.rows)
+        feature_of_entry[entry : entry + count] = np.arange(num_features, num_features + count)
+        num_features += count
     features = [
-        encoder.encode_content(kind, _to_device(np.concatenate([rows for _, rows, _ in group]), device))
-        for kind, group in groupby(pieces, key=lambda piece: piece[0])
+        encoder.encode_content(kind, _to_device(np.concatenate([piece.rows for piece, _ in group]), device))
+        for kind, group in groupby(pieces, key=_kind)
     ]
     return StepFeatures(torch.cat(features), _to_device(feature_of_entry, device), _to_device(bounds, device))
 
 
-def _piece(placed: PlacedContent, window: ContentWindow, offset: int) -> tuple[str, np.ndarray, int]:
-    """The part of the content that lies in the window."""
-    span = placed.span
-    start, end = max(span.start, window.start), min(span.end, window.end)
-    rows = placed.content.rows[start - span.start : end - span.start]
-    return placed.content.kind, rows, offset + start - window.start
+def _kind(placed: tuple[ContentPiece, int]) -> str:
+    return placed[0].kind
 
 
 def _to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:

@@ -216,8 +216,8 @@ class Scheduler:
         if mode == DECODE:
             start = max(0, start - max(0, lookahead - 2))
         end = max_seq_len + lookahead
-        content = content_between(request.content, start, end)
-        return [ContentWindow(index, start, end, content)] if content else []
+        pieces = content_between(request.content, start, end)
+        return [ContentWindow(index, start, end, pieces)] if pieces else []
 
     def _chunk_length(self, num_left: int, budget: int) -> int:
         """The next chunk of the prompt. It never leaves 1 .. lookahead - 1 tokens: a drafter's rows at its end would

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from specbench.engine.content.placement import PlacedContent
+from specbench.engine.content.placement import ContentPiece
 from specbench.engine.sampling.parameters import RequestSampling
 from specbench.generate import TokenLogprob
 
@@ -44,15 +44,14 @@ class NewBlocks:
 
 @dataclass(frozen=True, slots=True)
 class ContentWindow:
-    """Positions of one request that this step's rows can read, drafting's own included, and the audio or images among
-    them."""
+    """Positions of one request that this step's rows can read, drafting's own included, and what the placeholders among
+    them stand for. It carries no more of a clip than these rows need: every rank gets a copy of it."""
 
     #: Batch index.
     request: int
     start: int
     end: int
-    #: What has a placeholder in [start, end).
-    content: tuple[PlacedContent, ...]
+    pieces: tuple[ContentPiece, ...]
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import torch
 from specbench.engine.content.content_tokens import ContentTokens
 from specbench.engine.content.hearing import hear
 from specbench.engine.content.placement import place
-from specbench.generate import GenerateRequest, SamplingParams
+from specbench.generate import AudioSource, GenerateRequest, SamplingParams
 from tests.engine.content.sounds import encode
 from tests.engine.oracle import Oracle
 
@@ -35,7 +35,7 @@ def clip(seed: int, num_tokens: int) -> bytes:
 
 
 def audio_request(
-    name: str, prompt: Sequence[int], audio: Sequence[bytes], max_output_tokens: int = 16, **sampling: object
+    name: str, prompt: Sequence[int], audio: Sequence[AudioSource], max_output_tokens: int = 16, **sampling: object
 ) -> GenerateRequest:
     params = SamplingParams(max_output_tokens, **({"ignore_eos": True} | sampling))
     return GenerateRequest(name, name, params, prompt_token_ids=tuple(prompt), audio=tuple(audio))

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from specbench.engine.checkpoints.checkpoint import Checkpoint
-from specbench.engine.models.inkling_config import InklingConfig
+from specbench.engine.checkpoints.checkpoint import Checkpoint, TensorEntry
+from specbench.engine.content.content_tokens import ContentTokens
+from specbench.engine.models.inkling_config import InklingConfig, content_tokens, expected_tensors
 from specbench.engine.models.registry import load_model_config
 from specbench.errors import UserError
 from tests.engine.tiny_inkling import TEXT_FIELDS
@@ -116,3 +117,44 @@ def test_a_wrong_field_is_named(key: str, value: object) -> None:
 def test_no_text_config() -> None:
     with pytest.raises(UserError, match="key text_config: missing"):
         parse({"architectures": RAW["architectures"]})
+
+
+def towers(*names: str) -> dict[str, TensorEntry]:
+    return {name: TensorEntry(name, Path("x.safetensors"), "F32", (1,)) for name in names}
+
+
+def parse_with(tensors: dict[str, TensorEntry], **fields: Any) -> InklingConfig:
+    return load_model_config(Checkpoint(Path(), RAW | fields, tensors, ()))
+
+
+AUDIO_CONFIG = {"n_mel_bins": 80, "mel_vocab_size": 16}
+VISION_CONFIG = {"patch_size": 40, "temporal_patch_size": 2, "n_layers": 4}
+
+
+def test_towers_are_those_whose_tensors_are_there() -> None:
+    described = {"audio_config": AUDIO_CONFIG, "vision_config": VISION_CONFIG, "audio_bos_token_id": 9}
+    text_only = parse_with({}, **described)
+    assert text_only.audio is None and text_only.image is None and content_tokens(text_only) == {}
+    hearing = parse_with(towers("model.audio.encoder.weight"), **described)
+    assert hearing.image is None and content_tokens(hearing) == {"audio": ContentTokens(9, 200053)}
+    seeing = parse_with(towers("model.visual.final_norm.weight"), **described)
+    assert content_tokens(seeing) == {"image": ContentTokens(200005, 200054)}
+    shapes = expected_tensors(seeing, 0).required
+    assert shapes["model.visual.layers.linear_0.weight"] == (128, 75)
+    assert shapes["model.visual.layers.norm_2.weight"] == (4800,)
+    assert shapes["model.visual.layers.linear_3.weight"] == (64, 9600)
+    assert expected_tensors(hearing, 0).required["model.audio.encoder.weight"] == (1280, 64)
+
+
+def test_a_tower_of_other_bins_is_loaded_and_takes_no_clips() -> None:
+    other = parse_with(towers("model.audio.encoder.weight"), audio_config={"n_mel_bins": 80, "mel_vocab_size": 256})
+    assert other.audio is not None and content_tokens(other) == {}
+
+
+def test_tensors_of_a_tower_that_the_config_does_not_describe() -> None:
+    with pytest.raises(UserError, match=r"key audio_config: missing, and the checkpoint holds tensors of that tower"):
+        parse_with(towers("model.audio.encoder.weight"))
+    with pytest.raises(UserError, match=r"key audio_config.mel_vocab_size: missing"):
+        parse_with(towers("model.audio.encoder.weight"), audio_config={"n_mel_bins": 80})
+    with pytest.raises(UserError, match=r"key audio_token_id: expected a whole number"):
+        parse(RAW | {"audio_token_id": 1.5})
