@@ -38,7 +38,7 @@ def next_turn(before: GenerateRequest, answer: str, request: GenerateRequest) ->
     by clients, the answer's text alone, without its reasoning."""
     assert before.messages is not None and request.messages is not None
     messages = (*before.messages, {"role": "assistant", "content": answer}, *request.messages)
-    return dataclasses.replace(request, messages=messages, follows=None)
+    return dataclasses.replace(request, messages=messages, audio=before.audio + request.audio, follows=None)
 
 
 class Client:
