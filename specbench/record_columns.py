@@ -86,6 +86,7 @@ class EngineStepColumns(Sequence[EngineStep]):
     kv_blocks_used: np.ndarray
     num_preempted: np.ndarray
     num_evicted_blocks: np.ndarray
+    idle_s: np.ndarray
 
     @classmethod
     def of(cls, steps: Sequence[EngineStep]) -> EngineStepColumns:

@@ -74,6 +74,7 @@ COLUMN_TYPES: dict[type, dict[str, str]] = {
         "kv_blocks_used": "int32",
         "num_preempted": "int32",
         "num_evicted_blocks": "int32",
+        "idle_s": "float64?",
     },
     SampleRecord: {
         "sample_id": "str",

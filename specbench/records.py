@@ -88,6 +88,8 @@ class EngineStep:
     num_preempted: int
     #: Blocks of the prefix cache that were given to other tokens.
     num_evicted_blocks: int
+    #: On a GPU: from the end of the step before to this one's first work there.
+    idle_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,6 +326,7 @@ class LLMEngine:
             kv_blocks_used=kv_blocks_used,
             num_preempted=output.num_preempted,
             num_evicted_blocks=output.num_evicted_blocks,
+            idle_s=result.idle_s,
         )
 
     def _finish(self, running: _Running) -> GenerateResult:

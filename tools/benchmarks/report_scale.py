@@ -125,6 +125,7 @@ def _engine_steps(rng: np.random.Generator, num_steps: int) -> EngineStepColumns
         kv_blocks_used=100 * ones,
         num_preempted=0 * ones,
         num_evicted_blocks=0 * ones,
+        idle_s=np.nan * ones,
     )
 
 

@@ -103,4 +103,5 @@ class PendingStep:
             target_s=seconds.target_s,
             verify_s=seconds.verify_s,
             draft_s=seconds.draft_s,
+            idle_s=seconds.idle_s,
         )

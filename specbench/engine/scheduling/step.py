@@ -120,3 +120,5 @@ class StepOutput:
     target_s: float | None = None
     verify_s: float | None = None
     draft_s: float | None = None
+    #: Before the step's work, since that of the step before.
+    idle_s: float | None = None
