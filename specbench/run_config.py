@@ -79,6 +79,9 @@ METHODS = tuple(dict.fromkeys(line.method for line in PROPOSERS.values()))
 #: Configurations of SPEED-Bench.
 QUALITATIVE = "qualitative"
 THROUGHPUT_CONFIGS = tuple(f"throughput_{size}" for size in ("1k", "2k", "8k", "16k", "32k"))
+EVALS = (
+    *("aime25", "fixed_length", "gsm8k", "losslessness", "mmau", "mt_bench", "prompts", "spec_bench", "speed_bench"),
+)
 #: load -> its keys beyond those of every load.
 LOAD_KEYS = {
     "closed": (),
@@ -179,7 +182,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class EvalConfig:
-    name: Annotated[str, OneOf(("fixed_length", "gsm8k", "losslessness", "mmau", "prompts", "speed_bench"))]
+    name: Annotated[str, OneOf(EVALS)]
     data: str | None
     #: "chat" or "completion"; None where rows say it themselves (prompts).
     protocol: Annotated[str, OneOf(("chat", "completion"))] | None
@@ -208,7 +211,7 @@ class EvalConfig:
     #: fixed_length, speed_bench: tokens of a prompt, template included, and of an answer.
     isl: Positive | None = None
     osl: Positive | None = None
-    #: The same: kinds of prompts; None: all.
+    #: These, mt_bench and spec_bench: kinds of prompts; None: all.
     categories: tuple[str, ...] | None = None
     #: speed_bench: which of its configurations.
     source_config: Annotated[str, OneOf((QUALITATIVE, *THROUGHPUT_CONFIGS))] | None = None
@@ -610,7 +613,7 @@ _EVAL_KEYS = {
     "tasks": ("mmau",),
     "isl": ("fixed_length", "speed_bench"),
     "osl": ("fixed_length", "speed_bench"),
-    "categories": ("fixed_length", "speed_bench"),
+    "categories": ("fixed_length", "mt_bench", "spec_bench", "speed_bench"),
     "source_config": ("speed_bench",),
     "truncate": ("speed_bench",),
     "sha256": ("speed_bench",),
@@ -623,6 +626,10 @@ def _check_eval(config: EvalConfig) -> None:
         raise UserError("eval.num_fewshot: rows of prompts are run as they stand; say eval.num_fewshot=0")
     if config.name == "mmau" and config.num_fewshot:
         raise UserError("eval.num_fewshot: questions about clips come without shots; say eval.num_fewshot=0")
+    if config.name in ("aime25", "mt_bench", "spec_bench") and config.num_fewshot:
+        raise UserError(f"eval.num_fewshot: eval={config.name} is asked without shots; say eval.num_fewshot=0")
+    if config.name in ("mt_bench", "spec_bench") and config.protocol == "completion":
+        raise UserError(f"eval.protocol: the conversations of eval={config.name} are chats; say eval.protocol=chat")
     _check_lengths(config)
     for key, names in _EVAL_KEYS.items():
         if getattr(config, key) is not None and config.name not in names:

@@ -8,7 +8,7 @@ from specbench.engine.config import EngineConfig
 from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Load
 from specbench.machinery import Machinery
 from specbench.records import EngineStep, OutputCheck, RequestRecord, VerifyStep
-from specbench.submission import Client
+from specbench.submission import Client, Submission
 
 NUM_STEPS = 3
 
@@ -27,9 +27,10 @@ class FakeEngine:
         with Client(requests, load, self._clock) as client:
             while not client.is_done:
                 for submission in client.take():
-                    self._answer(submission.request, client, listener)
+                    self._answer(submission, client, listener)
 
-    def _answer(self, request: GenerateRequest, client: Client, listener: GenerateListener) -> None:
+    def _answer(self, submission: Submission, client: Client, listener: GenerateListener) -> None:
+        request = submission.request
         if not request.is_warmup:
             if self._script.num_left == 0:
                 raise self._script.ending
@@ -37,7 +38,7 @@ class FakeEngine:
         self._script.seen.append(request.request_id)
         self._script.asked.append(request)
         listener.on_engine_step(self._step())
-        listener.on_finished(client.finished(self._result(request)))
+        listener.on_finished(client.finished(self._result(request, submission.error)))
 
     def reset_prefix_cache(self) -> None:
         self._script.seen_at_reset.append(len(self._script.seen))
@@ -50,10 +51,10 @@ class FakeEngine:
         self._num_steps += 1
         return EngineStep(self._num_steps - 1, now, now, 1, 0, 1, 0.0, None, None, None, 1, 0, 0)
 
-    def _result(self, request: GenerateRequest) -> GenerateResult:
+    def _result(self, request: GenerateRequest, error: str | None) -> GenerateResult:
         now = self._clock()
-        if request.request_id in self._script.failing:
-            record = self._record(request, 0, "error", now, "made to fail")
+        if error is not None or request.request_id in self._script.failing:
+            record = self._record(request, 0, "error", now, error or "made to fail")
             return GenerateResult(record, [], [1], [], "")
         accepted = self._k // 2
         num_emitted = NUM_STEPS * (max(engine.num_speculative_tokens for engine in self._script.started) // 2 + 1)

@@ -17,14 +17,13 @@ Shots keep the calculator annotations of their answers ("<<48/2=24>>"), as those
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import UserError
 from specbench.evals.answers import SCORERS
+from specbench.evals.hub import download_rows
 from specbench.evals.rows import Row, read_rows
 from specbench.evals.task import EvalModel, Sample, Task, fewer_samples_notice
 from specbench.generate import Message
@@ -169,18 +168,8 @@ def _read_problems(path: str | Path, key: str) -> ProblemSet:
 
 
 def _download_problems(split: str, key: str) -> ProblemSet:
-    import datasets  # slow to import, and not needed with a file
-
-    try:
-        table = datasets.load_dataset(HUB_DATASET, HUB_CONFIG, split=split)
-    except Exception as error:  # the library raises a type of its own for each way to fail
-        raise UserError(
-            f"eval=gsm8k: can't get {HUB_DATASET} from the hub ({type(error).__name__}): give {key}=FILE.jsonl"
-        ) from error
-    rows = [Row(f"{HUB_DATASET} {split} row {index}", dict(value)) for index, value in enumerate(table)]
-    content = "".join(json.dumps(row.value, sort_keys=True) + "\n" for row in rows)
-    sha256 = hashlib.sha256(content.encode()).hexdigest()
-    return ProblemSet(tuple(_problem(row) for row in rows), None, sha256, is_packaged=False)
+    found = download_rows(HUB_DATASET, HUB_CONFIG, split, f"give {key}=FILE.jsonl")
+    return ProblemSet(tuple(_problem(row) for row in found.rows), None, found.sha256, is_packaged=False)
 
 
 def _problem(row: Row) -> Problem:

@@ -6,11 +6,15 @@ A row holds exactly one of
     "prompt"            a text, passed to the tokenizer as it is
     "messages"          [{"role": "system" | "user" | "assistant", "content": text}, ...], not ending in an assistant's
     "prompt_token_ids"  whole numbers
-and, if wanted, "id" (else the row's number, from 0), "category", "max_output_tokens" (else eval.max_output_tokens) and
-"reference" (kept beside the output). Any other key is an error, so that a misspelt one is not lost.
+    "turns"             [text, ...], what the user says turn by turn: a later one follows the model's own answer
+and, if wanted, "id" (else the row's number, from 0), "category", "max_output_tokens" (else eval.max_output_tokens),
+"reference" (kept beside the output) and "timestamp" (for load=trace load.trace=FILE of the same file). Any other key is
+an error, so that a misspelt one is not lost.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from specbench.errors import UserError, near_name
 from specbench.evals.rows import Row, read_rows
@@ -20,8 +24,8 @@ from specbench.records import DataIdentity
 from specbench.run_config import EvalConfig
 
 ROLES = ("system", "user", "assistant")
-_FORMS = ("prompt", "messages", "prompt_token_ids")
-_KEYS = (*_FORMS, "id", "category", "max_output_tokens", "reference")
+_FORMS = ("prompt", "messages", "prompt_token_ids", "turns")
+_KEYS = (*_FORMS, "id", "category", "max_output_tokens", "reference", "timestamp")
 
 
 def load_prompts(config: EvalConfig, model: EvalModel) -> Task:
@@ -33,8 +37,9 @@ def load_prompts(config: EvalConfig, model: EvalModel) -> Task:
     file = read_rows(config.data, "eval.data")
     available = tuple(_sample(row, index, config.max_output_tokens) for index, row in enumerate(file.rows))
     _check_ids_differ(file.rows, available)
-    samples = available[: config.num_samples]
-    data = DataIdentity("prompts", str(file.path), None, file.sha256, packaged=False, num_samples=len(samples))
+    chosen = tuple(zip(file.rows, available, strict=True))[: config.num_samples]
+    samples = tuple(one for row, sample in chosen for one in _in_turns(row, sample))
+    data = DataIdentity("prompts", str(file.path), None, file.sha256, packaged=False, num_samples=len(chosen))
     notices = fewer_samples_notice(config.num_samples, len(available))
     return Task("prompts", data, samples, (), None, config.stop or (), notices)
 
@@ -51,7 +56,7 @@ def _sample(row: Row, index: int, max_output_tokens: int) -> Sample:
         sample_id=_sample_id(row, index),
         max_output_tokens=_max_output_tokens(row, max_output_tokens),
         prompt=row.text("prompt") if "prompt" in row.value else None,
-        messages=_messages(row) if "messages" in row.value else None,
+        messages=_messages(row) if "messages" in row.value or "turns" in row.value else None,
         prompt_token_ids=_token_ids(row) if "prompt_token_ids" in row.value else None,
         reference=row.text("reference") if "reference" in row.value else None,
         category=row.text("category") if "category" in row.value else None,
@@ -74,7 +79,22 @@ def _max_output_tokens(row: Row, default: int) -> int:
     return value
 
 
+def _in_turns(row: Row, sample: Sample) -> list[Sample]:
+    """The sample, and one more for each later turn."""
+    later = _turns(row)[1:] if "turns" in row.value else []
+    return [sample, *(replace(sample, turn=turn, messages=(message,)) for turn, message in enumerate(later, start=1))]
+
+
+def _turns(row: Row) -> list[Message]:
+    value = row.value["turns"]
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) and one.strip() for one in value):
+        raise UserError(f'{row.where}: "turns" must be a list of at least one text that is not blank')
+    return [{"role": "user", "content": row.checked(text)} for text in value]
+
+
 def _messages(row: Row) -> tuple[Message, ...]:
+    if "turns" in row.value:
+        return tuple(_turns(row)[:1])
     value = row.value["messages"]
     if not isinstance(value, list) or not value:
         raise UserError(f'{row.where}: "messages" must be a list of at least one message')

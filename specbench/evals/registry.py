@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Protocol
 
 from specbench.errors import UserError, near_name
+from specbench.evals.aime25 import load_aime25
 from specbench.evals.fixed_length import load_fixed_length
 from specbench.evals.gsm8k import load_gsm8k
 from specbench.evals.losslessness import load_losslessness
 from specbench.evals.mmau import load_mmau
+from specbench.evals.mt_bench import load_mt_bench
 from specbench.evals.prompts import load_prompts
 from specbench.evals.scorers import SCORER_NAMES
+from specbench.evals.spec_bench import load_spec_bench
 from specbench.evals.speed_bench import load_speed_bench
 from specbench.evals.task import EvalModel, Task, check_scorer
 from specbench.run_config import EvalConfig
@@ -23,11 +26,14 @@ class TaskLoader(Protocol):
 
 
 TASKS: dict[str, TaskLoader] = {
+    "aime25": load_aime25,
     "fixed_length": load_fixed_length,
     "gsm8k": load_gsm8k,
     "losslessness": load_losslessness,
     "mmau": load_mmau,
+    "mt_bench": load_mt_bench,
     "prompts": load_prompts,
+    "spec_bench": load_spec_bench,
     "speed_bench": load_speed_bench,
 }
 

@@ -10,6 +10,7 @@ from specbench.reports.cells import count_cell, decimal_cell, percent_cell, slas
 from specbench.reports.table import Cell, ReportTable, Section, text_cell
 
 _LABELS = {
+    "by_turn": "Turn",
     "by_output_position": "Output position",
     "by_prompt_length": "Prompt length",
     "by_cached_fraction": "Cached share of prompt",
@@ -19,7 +20,9 @@ _LABELS = {
 
 def condition_sections(acceptance: dict) -> list[Section]:
     """One table over all conditions; no section where nothing was drafted or seen: those before it say so."""
-    rows = tuple(_row(label, bucket) for name, label in _LABELS.items() for bucket in acceptance[name])
+    has_turns = len(acceptance["by_turn"]) > 1
+    labels = {name: label for name, label in _LABELS.items() if name != "by_turn" or has_turns}
+    rows = tuple(_row(label, bucket) for name, label in labels.items() for bucket in acceptance[name])
     if not rows:
         return []
     header = ("Condition", "Bucket", "Requests", "Drafts", "Rate", "Length", "Position 0", "Per-position (%)")

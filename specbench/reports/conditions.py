@@ -1,4 +1,4 @@
-"""Acceptance against where a step stood: output position, prompt length, cached share of the prompt, batch size.
+"""Acceptance against where a step stood: turn, output position, prompt length, cached share of the prompt, batch size.
 
 Belongs here: the buckets, with fixed edges that are the same for every run, and what is counted in each. Does not
 belong here: text (condition_sections.py), whether a trend is a fault (drafting_checks.py).
@@ -47,6 +47,7 @@ def _of_whole_numbers(edges: tuple[float, ...]) -> Buckets:
 
 #: Powers of two, since lengths and batches of a workload spread over orders of magnitude.
 BUCKETS = {
+    "by_turn": _of_whole_numbers(tuple(map(float, range(16)))),
     "by_output_position": _of_whole_numbers((0.0, *_POWERS[4:])),
     "by_prompt_length": _of_whole_numbers((0.0, *_POWERS[6:])),
     # Nothing cached is a bucket of its own: there the drafter's caches were written by the request itself.
@@ -81,7 +82,9 @@ def _or_minus_one(value: int | None) -> int:
 def _buckets(columns: StepColumns) -> dict[str, np.ndarray]:
     """Condition -> [num_rows] bucket of each row."""
     num_prompt_tokens = np.array([one.num_prompt_tokens for one in columns.requests], np.int64)
+    turn = np.array([one.turn for one in columns.requests], np.int64)
     return {
+        "by_turn": BUCKETS["by_turn"].index(turn)[columns.request],
         "by_output_position": BUCKETS["by_output_position"].index(columns.output_index),
         "by_prompt_length": BUCKETS["by_prompt_length"].index(num_prompt_tokens)[columns.request],
         "by_cached_fraction": BUCKETS["by_cached_fraction"].index(cached_fractions(columns))[columns.request],

@@ -103,7 +103,7 @@ def test_every_table_counts_every_draft_once(seed):
 def test_nothing_drafted_has_no_buckets_and_no_section():
     log = log_of_accepted([(0, 0)], 0)
     found = tables(log, None)
-    assert list(found.values()) == [[]] * 4
+    assert list(found.values()) == [[]] * 5
     columns = step_columns(log.requests, log.verify_steps)
     assert condition_sections(acceptance_metrics(columns, None) | found) == []
 
