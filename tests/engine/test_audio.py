@@ -293,8 +293,8 @@ def test_a_model_without_a_tower_refuses_audio(folder: Path, tmp_path: Path) -> 
 
 def test_markers_and_clips_must_match(folder: Path) -> None:
     engine = make_engine(folder)
-    assert "1 markers" in refused(engine, audio_request("r", [3, MARKER, 4], [clip(0, 2), clip(1, 2)]))
-    assert "0 markers" in refused(engine, audio_request("r", [3, 4], [clip(0, 2)]))
+    assert "2 clips and 1 markers" in refused(engine, audio_request("r", [3, MARKER, 4], [clip(0, 2), clip(1, 2)]))
+    assert "1 clips and 0 markers" in refused(engine, audio_request("r", [3, 4], [clip(0, 2)]))
     expanded = [3, MARKER, *[AUDIO_TOKENS.placeholder_id] * 5, 4]
     assert "5 placeholders" in refused(engine, audio_request("r", expanded, [clip(0, 2)]))
 

@@ -74,8 +74,8 @@ def place(
     num_markers = sum(token_id == tokens.marker_id for token_id in token_ids)
     if num_markers != len(contents):
         raise UserError(
-            f"{num_markers} markers (token id {tokens.marker_id}) in the prompt, and {len(contents)} clips for them: "
-            "give as many as there are markers"
+            f"{len(contents)} clips and {num_markers} markers (token id {tokens.marker_id}) in the prompt: give as "
+            "many as there are markers; in a chat the template has to write one for each part of type audio"
         )
     waiting = iter(contents)
     placed_ids: list[int] = []
