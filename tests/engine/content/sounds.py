@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 
 import numpy as np
-import soundfile
 
 
 def tone(hertz: float = 440.0, duration: float = 0.5, rate: int = 16_000, amplitude: float = 0.4) -> np.ndarray:
@@ -15,6 +14,8 @@ def tone(hertz: float = 440.0, duration: float = 0.5, rate: int = 16_000, amplit
 
 def encode(samples: np.ndarray, rate: int = 16_000, kind: str = "WAV", subtype: str | None = None) -> bytes:
     """A file's content: [num_samples] or [num_samples, channels]; kind WAV, FLAC, MP3 or OGG."""
+    import soundfile  # not where tests hand over bins
+
     buffer = io.BytesIO()
     soundfile.write(buffer, samples, rate, format=kind, subtype=subtype)
     return buffer.getvalue()
