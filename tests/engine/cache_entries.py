@@ -42,6 +42,22 @@ class EntryChecker:
             column = int(batch.draft_columns[index])
             tokens = pool[: column + self.num_modules].tolist()
             drafts = tokens[column:]
+        self._check_pass(row, newest, tokens, drafts)
+
+    def check_decoding_rows(self) -> int:
+        """Compare from outside what the last step left for every request that decodes, none of them in flight: for
+        steps that are replayed, in which nothing can be wrapped. Returns how many there were."""
+        state, requests = self.engine.runner.state, self.engine.scheduler.running
+        decoding = [one for one in requests if one.num_output_tokens and not one.is_prefilling and not one.is_finished]
+        for request in decoding:
+            assert not request.in_flight
+            num_tokens, num_computed = state.counts[:, request.row].tolist()
+            assert (num_tokens, num_computed) == (request.num_tokens, request.num_computed_tokens)
+            tokens = state.token_pool[request.row, : num_tokens + self.num_modules].tolist()
+            self._check_pass(request.row, num_computed - 1, tokens, tokens[num_tokens:])
+        return len(decoding)
+
+    def _check_pass(self, row: int, newest: int, tokens: list[int], drafts: list[int]) -> None:
         assert min(tokens) >= 0
         for module, (_, logits) in enumerate(self.oracle.mtp_chain(tokens, self.num_modules)):
             if drafts:
@@ -56,11 +72,11 @@ class EntryChecker:
                 continue
             reach = newest + 1 if spec.window is None else spec.window - 1 + spec.num_provisional_rows
             positions = torch.arange(max(0, newest + 1 - reach), newest + 1)
-            blocks = state.block_tables[group, row][positions // size + 1].long()
+            blocks = state.block_tables[group, row].cpu()[positions // size + 1].long()
             assert (blocks > 0).all()
             slots = blocks * size + positions % size
             for name, (stored,) in zip(spec.layers, self.engine.caches[spec.name].layers, strict=True):
                 prefix = next(prefix for prefix in self.oracle.keys_values if prefix.startswith(name))
-                difference = (stored[slots] - self.oracle.keys_values[prefix][positions]).abs()
+                difference = (stored.cpu()[slots] - self.oracle.keys_values[prefix][positions]).abs()
                 assert difference.max() < TOLERANCE, (name, newest, positions[difference.flatten(1).amax(1).argmax()])
                 self.num_entries += len(positions)

@@ -3,12 +3,15 @@ fp32."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from specbench.engine.replay import check_output
+from specbench.generate import GenerateRequest, SamplingParams
+from specbench.model_choice import PACKAGED_CHECKPOINT
 from tests.engine.devices import gpu_settings
 from tests.engine.harness import make_engine, outputs, run, token_request
 from tests.engine.test_speculation import ragged_prompts
@@ -54,3 +57,17 @@ def test_bfloat16_output_differs_from_plain_decoding_at_near_ties_only(folder: P
     results = list(run(engine, requests).values())
     check = check_output(engine, results, limit=8)
     assert check.status in ("identical", "near_ties"), check
+
+
+@SETTINGS
+def test_fp32_text_of_the_packaged_model_equals_the_cpus(settings: dict):
+    folder = PACKAGED_CHECKPOINT
+    lines = (folder.parent / "nano_problems" / "test.jsonl").read_text().splitlines()[:6]
+    questions = [json.loads(line)["question"] for line in lines]
+    requests = [
+        GenerateRequest(f"r{i}", f"r{i}", SamplingParams(48), prompt=question) for i, question in enumerate(questions)
+    ]
+    expected = outputs(make_engine(folder, max_model_len=512), requests)
+    for k, depth in ((0, 1), (8, 0), (8, 1)):
+        engine = make_engine(folder, k, max_model_len=512, block_size=16, pipeline_depth=depth, **settings)
+        assert outputs(engine, requests) == expected

@@ -16,8 +16,10 @@ from specbench.engine.execution.cuda_graphs import capture_sizes
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.proposer_table import PROPOSERS
 from specbench.engine.scheduling.step import DECODE, FINAL_CHUNK, SchedulerOutput
+from tests.engine.cache_entries import EntryChecker
 from tests.engine.devices import DEVICES
 from tests.engine.harness import make_engine, outputs, run, token_request
+from tests.engine.oracle import Oracle
 from tests.engine.proposers.test_sharing import engine_of, recorded, sharing_requests
 from tests.engine.test_speculation import ragged_prompts
 from tests.engine.tiny_inkling import build_tiny_inkling
@@ -254,6 +256,27 @@ def test_only_steps_of_verifications_are_found(folder: Path):
         make_engine(folder, 3).runner.captured_steps.find(SchedulerOutput(0, rows=[0], modes=[DECODE], num_tokens=[1]))
         is None
     )
+
+
+@DEVICES
+@pytest.mark.parametrize("num_modules", [2, 5, 8])
+def test_every_entry_and_draft_equals_the_oracle(folder: Path, num_modules: int, device: dict):
+    """Every draft, and every entry of every module that a later pass reads, behind every replayed step, after every
+    number of accepted drafts: coins decide, so that a graph can hold it."""
+    rates = tuple((num_modules - index) / (num_modules + 1) for index in range(num_modules))
+    fields = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+    engine = make_engine(folder, num_modules, cuda_graphs=True, max_num_seqs=5, **fields, **device)
+    checker = EntryChecker(engine, Oracle(folder))
+    replays = count_replays(engine)
+    for index, prompt in enumerate(ragged_prompts(3, seed=8, longest=12)):
+        engine.add_request(token_request(f"r{index}", prompt, 100), 0.0)
+    num_checked, results = 0, []
+    while engine.has_requests:
+        results += engine.step()[0]
+        num_checked += checker.check_decoding_rows()
+    assert sum(replays.values()) > 8 and num_checked > 24 and checker.num_entries > 500
+    accepted = {step.num_accepted for result in results for step in result.verify_steps}
+    assert accepted == set(range(num_modules + 1))
 
 
 @DEVICES
