@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,7 +25,7 @@ from specbench.engine.config import EngineConfig
 from specbench.errors import UserError
 from specbench.evals.registry import load_task
 from specbench.evals.task import EvalModel, rescore
-from specbench.generate import GenerateListener, GenerateResult, Target
+from specbench.generate import AudioSource, GenerateListener, GenerateRequest, GenerateResult, Target
 from specbench.machinery import Machinery, embedded_machinery
 from specbench.measuring import RunClock, StartedRun, measure
 from specbench.model_choice import choose_model
@@ -335,10 +335,17 @@ def _earlier_results(plan: Plan, log: EventLog) -> list[GenerateResult]:
         assert sample.prompt_token_ids is not None
         prompt, output = list(sample.prompt_token_ids), list(sample.output_token_ids)
         asked = requests[record.request_id]
+        audio = _heard(asked, requests)
         results.append(
-            GenerateResult(record, [], prompt, output, sample.output_text, sampling=asked.sampling, audio=asked.audio)
+            GenerateResult(record, [], prompt, output, sample.output_text, sampling=asked.sampling, audio=audio)
         )
     return results
+
+
+def _heard(request: GenerateRequest, requests: Mapping[str, GenerateRequest]) -> tuple[AudioSource, ...]:
+    """The clips of a conversation up to this turn."""
+    before = () if request.follows is None else _heard(requests[request.follows], requests)
+    return before + request.audio
 
 
 def _in_order(plan: Plan, results: list[GenerateResult]) -> list[GenerateResult]:

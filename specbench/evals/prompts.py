@@ -8,13 +8,16 @@ A row holds exactly one of
     "prompt_token_ids"  whole numbers
     "turns"             [text, ...], what the user says turn by turn: a later one follows the model's own answer
 and, if wanted, "id" (else the row's number, from 0), "category", "max_output_tokens" (else eval.max_output_tokens),
-"reference" (kept beside the output) and "timestamp" (for load=trace load.trace=FILE of the same file). Any other key is
-an error, so that a misspelt one is not lost.
+"reference" (kept beside the output), "timestamp" (for load=trace load.trace=FILE of the same file) and "audio" (files
+of clips, from the rows' own folder on: heard before the text of the first user message, or at the markers of a
+"prompt"). Any other key is an error, so that a misspelt one is not lost.
 """
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
+from pathlib import Path
 
 from specbench.errors import UserError, near_name
 from specbench.evals.rows import Row, read_rows
@@ -25,7 +28,7 @@ from specbench.run_config import EvalConfig
 
 ROLES = ("system", "user", "assistant")
 _FORMS = ("prompt", "messages", "prompt_token_ids", "turns")
-_KEYS = (*_FORMS, "id", "category", "max_output_tokens", "reference", "timestamp")
+_KEYS = (*_FORMS, "id", "category", "max_output_tokens", "reference", "timestamp", "audio")
 
 
 def load_prompts(config: EvalConfig, model: EvalModel) -> Task:
@@ -35,16 +38,29 @@ def load_prompts(config: EvalConfig, model: EvalModel) -> Task:
     if config.scorer is not None:
         raise UserError(f"eval.scorer: prompts are not scored: leave out {config.scorer}")
     file = read_rows(config.data, "eval.data")
-    available = tuple(_sample(row, index, config.max_output_tokens) for index, row in enumerate(file.rows))
+    folder = file.path.parent
+    available = tuple(_sample(row, index, config.max_output_tokens, folder) for index, row in enumerate(file.rows))
     _check_ids_differ(file.rows, available)
     chosen = tuple(zip(file.rows, available, strict=True))[: config.num_samples]
     samples = tuple(one for row, sample in chosen for one in _in_turns(row, sample))
-    data = DataIdentity("prompts", str(file.path), None, file.sha256, packaged=False, num_samples=len(chosen))
+    sha256 = _sha256(file.sha256, samples)
+    data = DataIdentity("prompts", str(file.path), None, sha256, packaged=False, num_samples=len(chosen))
     notices = fewer_samples_notice(config.num_samples, len(available))
     return Task("prompts", data, samples, (), None, config.stop or (), notices)
 
 
-def _sample(row: Row, index: int, max_output_tokens: int) -> Sample:
+def _sha256(of_rows: str, samples: tuple[Sample, ...]) -> str:
+    """The file's hash, and that of the clips that its rows name."""
+    clips = [clip for sample in samples for clip in sample.audio if isinstance(clip, Path) and clip.is_file()]
+    if not clips:
+        return of_rows
+    digest = hashlib.sha256(of_rows.encode())
+    for clip in clips:
+        digest.update(hashlib.sha256(clip.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _sample(row: Row, index: int, max_output_tokens: int, folder: Path) -> Sample:
     for key in row.value:
         if key not in _KEYS:
             raise UserError(f'{row.where}: unknown key "{key}": {near_name(key, _KEYS)}')
@@ -60,6 +76,7 @@ def _sample(row: Row, index: int, max_output_tokens: int) -> Sample:
         prompt_token_ids=_token_ids(row) if "prompt_token_ids" in row.value else None,
         reference=row.text("reference") if "reference" in row.value else None,
         category=row.text("category") if "category" in row.value else None,
+        audio=_clips(row, folder) if "audio" in row.value else (),
     )
 
 
@@ -82,7 +99,10 @@ def _max_output_tokens(row: Row, default: int) -> int:
 def _in_turns(row: Row, sample: Sample) -> list[Sample]:
     """The sample, and one more for each later turn."""
     later = _turns(row)[1:] if "turns" in row.value else []
-    return [sample, *(replace(sample, turn=turn, messages=(message,)) for turn, message in enumerate(later, start=1))]
+    return [
+        sample,
+        *(replace(sample, turn=turn, messages=(message,), audio=()) for turn, message in enumerate(later, start=1)),
+    ]
 
 
 def _turns(row: Row) -> list[Message]:
@@ -119,6 +139,14 @@ def _token_ids(row: Row) -> tuple[int, ...]:
     if not isinstance(value, list) or not value or not all(_is_whole(item) and item >= 0 for item in value):
         raise UserError(f'{row.where}: "prompt_token_ids" must be a list of at least one whole number, none below 0')
     return tuple(value)
+
+
+def _clips(row: Row, folder: Path) -> tuple[Path, ...]:
+    """Whether they can be heard is seen when their request runs: one that can't fails alone."""
+    value = row.value["audio"]
+    if not isinstance(value, list) or not value or not all(isinstance(name, str) and name.strip() for name in value):
+        raise UserError(f'{row.where}: "audio" must be a list of at least one file name')
+    return tuple(folder / row.checked(name) for name in value)
 
 
 def _is_whole(value: object) -> bool:

@@ -52,6 +52,8 @@ def test_num_samples(prompts_config: Build, write_jsonl: Write) -> None:
         ({"prompt": "a", "messages": CHAT}, "found prompt and messages"),
         ({"prompt": "a", "promt": "b"}, "unknown key \"promt\": did you mean 'prompt'?"),
         ({"prompt": ""}, '"prompt" must be a text that is not blank'),
+        ({"prompt": "a", "audio": "clip.wav"}, '"audio" must be a list of at least one file name'),
+        ({"prompt": "a", "audio": []}, '"audio" must be a list of at least one file name'),
         ({"prompt": ["a"]}, '"prompt" must be a text'),
         ({"messages": []}, '"messages" must be a list'),
         ({"messages": "hello"}, '"messages" must be a list'),
@@ -101,3 +103,19 @@ def test_unknown_names_get_the_nearest_known(eval_config: Build) -> None:
         load_task(eval_config(name="gsm8"), EvalModel(is_packaged=True))
     with pytest.raises(UserError, match="did you mean 'robust'"):
         load_task(eval_config(scorer="robustt"), EvalModel(is_packaged=True))
+
+
+def test_clips_lie_beside_the_rows_and_belong_to_the_data(
+    prompts_config: Build, write_jsonl: Write, tmp_path: Path
+) -> None:
+    path = write_jsonl([{"turns": ["What is it?", "Sure?"], "audio": ["a.wav", str(tmp_path / "b.wav")]}])
+    clip = Path(path).parent / "a.wav"
+    clip.write_bytes(b"one")
+    hashes = []
+    for content in (b"one", b"two"):
+        clip.write_bytes(content)
+        task = load_task(prompts_config(data=path), EvalModel(is_packaged=False))
+        first, second = task.samples
+        assert first.audio == (clip, tmp_path / "b.wav") and second.audio == ()
+        hashes.append(task.data.sha256)
+    assert hashes[0] != hashes[1]
