@@ -192,29 +192,30 @@ def parse_config(checkpoint: Checkpoint) -> InklingConfig:
 
 
 def _audio_shape(checkpoint: Checkpoint) -> AudioShape | None:
-    if not _has_tensors(checkpoint, AUDIO_PREFIX):
+    section = _tower_section(checkpoint, "audio_config", AUDIO_PREFIX)
+    if section is None:
         return None
-    section = _tower_section(checkpoint, "audio_config")
     return AudioShape(section.count("n_mel_bins", default=80), section.count("mel_vocab_size"))
 
 
 def _image_stages(checkpoint: Checkpoint) -> tuple[ImageStage, ...] | None:
-    if not _has_tensors(checkpoint, IMAGE_PREFIX):
+    section = _tower_section(checkpoint, "vision_config", IMAGE_PREFIX)
+    if section is None:
         return None
-    section = _tower_section(checkpoint, "vision_config")
     size, temporal = section.count("patch_size"), section.count("temporal_patch_size")
     channels = section.count("num_channels", default=3)
     return image_stages(size, temporal, channels, section.number("n_layers", "num_hidden_layers"))
 
 
-def _has_tensors(checkpoint: Checkpoint, prefix: str) -> bool:
-    """A config describes towers that a text-only copy of the checkpoint does not hold."""
-    return any(name.startswith(prefix) for name in checkpoint.tensors)
-
-
-def _tower_section(checkpoint: Checkpoint, key: str) -> ConfigSection:
+def _tower_section(checkpoint: Checkpoint, key: str, prefix: str) -> ConfigSection | None:
+    """What config.json says of a tower; None where the checkpoint holds none of its tensors, as a text-only copy does
+    whatever its config describes."""
     top = top_section(checkpoint)
     section = top.subsection(key)
+    if checkpoint.is_random:
+        return section
+    if not any(name.startswith(prefix) for name in checkpoint.tensors):
+        return None
     if section is None:
         top.fail(key, "missing, and the checkpoint holds tensors of that tower; add it, or remove the tensors")
     return section

@@ -11,7 +11,7 @@ import pytest
 from specbench.engine.checkpoints.checkpoint import Checkpoint, TensorEntry
 from specbench.engine.content.content_tokens import ContentTokens
 from specbench.engine.models.inkling_config import InklingConfig, content_tokens, expected_tensors
-from specbench.engine.models.registry import load_model_config
+from specbench.engine.models.registry import load_model_config, open_checkpoint
 from specbench.errors import UserError
 from tests.engine.tiny_inkling import TEXT_FIELDS
 
@@ -158,3 +158,11 @@ def test_tensors_of_a_tower_that_the_config_does_not_describe() -> None:
         parse_with(towers("model.audio.encoder.weight"), audio_config={"n_mel_bins": 80})
     with pytest.raises(UserError, match=r"key audio_token_id: expected a whole number"):
         parse(RAW | {"audio_token_id": 1.5})
+
+
+def test_random_weights_have_the_towers_that_the_config_describes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(RAW | {"audio_config": AUDIO_CONFIG}))
+    checkpoint = open_checkpoint(tmp_path, "random")
+    config = load_model_config(checkpoint)
+    assert isinstance(config, InklingConfig) and set(content_tokens(config)) == {"audio"}
+    assert "model.audio.encoder.weight" in checkpoint.tensors
