@@ -57,7 +57,7 @@ specbench: the instrument that proves a change to speculative decoding.
   specbench [-m] +model=NAME [spec=NAME] [eval=NAME] [KEY=VALUE ...]    one run; a sweep over a,b,c with -m
   specbench list [GROUP]                                the options of a group, and how to run each
   specbench report DIR [--baseline DIR] [--format FORMAT] [-o PATH]
-                                                        everything again, from the event log of a run
+                                                        everything again, from the event log of a run or a sweep
   specbench compare BASE NEW... [--gate GATE]... [--format FORMAT] [-o FILE]
                                                         runs side by side, the first of them the base
   specbench import FILE_OR_FOLDER [-o DIR]              a result of vLLM's, SGLang's or ModelOpt's benchmark as a run
@@ -198,10 +198,11 @@ def _sweep(composer: Composer, command: str) -> int:
         check_objective(configs[0])
     directory = composer.sweep_directory or sweep.new_directory(configs[0].output_root)
     exit_codes: list[int] = []
+    sweep.begin(directory, sweep.SweepPlan(command, [] if composer.searches else jobs, objective))
     try:
         composer.multirun(SweepJob(command, directory, must_give_objective=composer.searches), directory)
     finally:  # interrupted or not: what has ended is reported
-        exit_codes = sweep.report(directory, command, [] if composer.searches else jobs, objective)
+        exit_codes = sweep.report(directory)
     return _heaviest(exit_codes)
 
 
@@ -484,6 +485,12 @@ def _report_command(argv: list[str]) -> int:
     parser.add_argument("-o", "--output", type=Path, help="a file; a folder for csv, svg and png")
     parser.epilog = "Without -o: md, json and pr go to the terminal, the others into the run's directory."
     arguments = parser.parse_args(argv)
+    from specbench import sweep
+
+    if sweep.is_sweep(arguments.directory):
+        if arguments.baseline or arguments.output or arguments.format != "md":
+            raise UserError(f"{arguments.directory}: a sweep, of which all files are made again; leave the options out")
+        return _heaviest(sweep.report(arguments.directory))
     from specbench.reports.report_files import TEXT_FORMATS, export, recompute, write_format
     from specbench.run_directory import RunDirectory
 
@@ -501,14 +508,18 @@ def _report_command(argv: list[str]) -> int:
 
 
 def _trust_exit_code(runs: Iterable[ComparedRun]) -> int:
-    """1 where a run has broken identities or a failed output check, and says of all of them in one line which."""
+    """1 where a run has broken identities, a wrong text or failed requests, and says of all of them which."""
     from specbench.reports.identities import distrust
 
+    runs = list(runs)
     reasons = [f"{run.label}: {reason}" for run in runs if (reason := distrust(run.metrics)) is not None]
-    if not reasons:
-        return 0
-    print(f"specbench: {'; '.join(reasons)}; trust no figure of such a run", file=sys.stderr)
-    return 1
+    if reasons:
+        print(f"specbench: {'; '.join(reasons)}; trust no figure of such a run", file=sys.stderr)
+    num_failed = {run.label: run.metrics["requests"]["failed"] + run.metrics["requests"]["aborted"] for run in runs}
+    failures = [f"{label}: {count} requests failed" for label, count in num_failed.items() if count]
+    if failures:
+        print(f"specbench: {'; '.join(failures)}; speed is that of the others", file=sys.stderr)
+    return 1 if reasons or failures else 0
 
 
 def _hand_over(text: str, output: Path | None) -> None:

@@ -112,6 +112,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
         packaged=choice.packaged,
         num_modules=model_config.num_modules,
         max_model_len=model_config.max_model_len,
+        has_positions="relative_bias" not in model_config.attention_features,
         dtype=_own_dtype(checkpoint),
         # Inkling's modules each take their predecessor's hidden.
         hidden_feedback="chain",
@@ -152,6 +153,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
         check_parameters("sampling.", sampling, model_config.vocab_size, model_config.eos_token_ids)
     notices = [
         *_model_notices(choice, checkpoint),
+        *_length_notices(config, facts),
         *task.notices,
         *trace_notices,
         *_draft_notices(choice, draft_choice),
@@ -495,6 +497,16 @@ def _model_notices(choice: ModelChoice, checkpoint: Checkpoint) -> Iterable[str]
     if choice.packaged:
         millions = num_parameters(checkpoint) / 1e6
         yield f"{choice.ran} (packaged, {millions:.1f} M parameters): not Inkling; name one with model.checkpoint=DIR"
+
+
+def _length_notices(config: RunConfig, facts: CheckpointFacts) -> Iterable[str]:
+    asked = config.model.max_model_len
+    assert asked is not None
+    if asked > facts.max_model_len:
+        yield (
+            f"model.max_model_len={asked} is more than the {facts.max_model_len} tokens that the checkpoint was made "
+            "for: it runs, since distances alone count, and what it says there means little."
+        )
 
 
 def _draft_notices(choice: ModelChoice, draft: ModelChoice | None) -> Iterable[str]:

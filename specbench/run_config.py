@@ -354,6 +354,8 @@ class CheckpointFacts:
     packaged: bool
     num_modules: int
     max_model_len: int
+    #: Whether a token's place is part of what the model reads, so that places behind max_model_len mean nothing to it.
+    has_positions: bool
     #: "float32" or "bfloat16".
     dtype: str
     #: "chain" or "target".
@@ -443,9 +445,9 @@ def plain_run_config(config: RunConfig) -> RunConfig:
 
 
 def _model_len(config: RunConfig, facts: CheckpointFacts) -> int:
-    """Tokens of prompt and output together: what was asked for, at most the checkpoint's own."""
+    """Tokens of prompt and output together: what was asked for, at most the checkpoint's own where positions end."""
     asked = config.model.max_model_len
-    if asked is not None and asked > facts.max_model_len:
+    if asked is not None and asked > facts.max_model_len and facts.has_positions:
         raise UserError(
             f"model.max_model_len: {asked} is more than the {facts.max_model_len} tokens that {facts.path} was made for"
         )

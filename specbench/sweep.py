@@ -6,13 +6,15 @@ what the report says (reports/sweep.py).
 A launcher may run a job in another process, and a sweeper may keep what jobs return to itself. So each job writes how
 it ended into the sweep's directory, and the report is made from these files alone:
 
-    outputs/sweeps/2026-11-30_04-26-41/    sweep.md, sweep.csv, plots/, jobs/0000.json, what Hydra and its plugins write
+    outputs/sweeps/2026-11-30_04-26-41/    sweep.json, sweep.md, sweep.csv, plots/, jobs/0000.json, what Hydra and its
+                                           plugins write
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,18 @@ from specbench.reports.swept_jobs import JobEnding
 from specbench.run_config import RunConfig
 
 JOBS_FOLDER = "jobs"
+PLAN_FILE = "sweep.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPlan:
+    """What a sweep set out to do."""
+
+    command: str
+    #: The overrides of every job, where they are known beforehand: one that left no word is a row of the report too.
+    jobs: Sequence[Sequence[str]]
+    #: Address in metrics.json of what a searching sweeper is given; None without one.
+    objective: str | None
 
 
 def new_directory(output_root: str) -> Path:
@@ -60,20 +74,37 @@ def run_job(config: RunConfig, invocation: Invocation, directory: Path, number: 
     return objective
 
 
-def report(directory: Path, command: str, planned: Sequence[Sequence[str]], objective: str | None) -> list[int]:
-    """Write and print the report of the jobs that ran, and return the exit code of each.
+def begin(directory: Path, plan: SweepPlan) -> None:
+    """Leave word of what is to run."""
+    content = {"command": plan.command, "jobs": [list(job) for job in plan.jobs], "objective": plan.objective}
+    _write(directory / PLAN_FILE, content)
 
-    `planned` are the overrides of every job where they are known beforehand: one that left no word is a row too.
-    """
+
+def is_sweep(directory: Path) -> bool:
+    return (directory / PLAN_FILE).is_file()
+
+
+def report(directory: Path) -> list[int]:
+    """Write and print the report of the jobs that have run, and return the exit code of each."""
     from specbench.reports.sweep import SWEEP_FILE, SweepReport
 
-    endings = _endings(directory, planned)
-    made = SweepReport.of(endings, directory, command, objective)
+    plan = _read_plan(directory)
+    endings = _endings(directory, plan.jobs)
+    made = SweepReport.of(endings, directory, plan.command, plan.objective)
     for name, content in made.files.items():
         _write_text(directory / name, content)
     terminal.print_table(made.table)
     print(f"report: {directory / SWEEP_FILE}")
     return [ending.exit_code for ending in endings]
+
+
+def _read_plan(directory: Path) -> SweepPlan:
+    path = directory / PLAN_FILE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return SweepPlan(content["command"], content["jobs"], content["objective"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); run the sweep again, finished jobs are skipped") from error
 
 
 def _objective(outcome: Outcome, path: str | None) -> tuple[float | None, str | None]:

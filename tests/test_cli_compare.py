@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specbench.cli import main
-from specbench.records import OutputCheck
+from specbench.records import LosslessnessCheck, OutputCheck
 from specbench.run_directory import EventLog, RunDirectory
 from tests.reports.event_logs import make_run, make_sample, simulate
 
@@ -97,10 +97,12 @@ def test_a_run_that_cannot_be_trusted_is_exit_code_1(tmp_path: Path, capsys: pyt
     good = run_directory(tmp_path / "good")
     broken = run_directory(tmp_path / "broken", broken_log())
     wrong = run_directory(tmp_path / "wrong", output_check=OutputCheck("mismatch", 4, 3, 0, 1))
+    lossy = run_directory(tmp_path / "lossy", losslessness=LosslessnessCheck("mismatch"))
     for argv, said in (
         (["compare", broken, good], f"mtp4 #1: {BROKEN}"),
         (["compare", good, wrong], "mtp4 #2: the output check failed"),
         (["compare", good, wrong, broken], f"mtp4 #2: the output check failed; mtp4 #3: {BROKEN}"),
+        (["compare", good, lossy], "mtp4 #2: speculation is not lossless"),
         (["report", broken], f"mtp4: {BROKEN}"),
         (["report", wrong, "--format", "json"], "mtp4: the output check failed"),
         (["report", good, "--baseline", broken], f"mtp4 #1: {BROKEN}"),
@@ -112,6 +114,17 @@ def test_a_run_that_cannot_be_trusted_is_exit_code_1(tmp_path: Path, capsys: pyt
         assert streams.out, "the figures are there all the same"
     assert main(["report", good]) == 0
     assert main(["compare", good, good]) == 0
+
+
+def test_a_run_with_failed_requests_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = simulate(1, num_requests=40)
+    good = run_directory(tmp_path / "good", log)
+    for index in (3, 5):
+        log.requests[index] = dataclasses.replace(log.requests[index], finish_reason="error", error="lost")
+    failed = run_directory(tmp_path / "failed", log)
+    for argv, label in ((["compare", good, failed], "mtp4 #2"), (["report", failed], "mtp4")):
+        assert main(argv) == 1
+        assert capsys.readouterr().err == f"specbench: {label}: 2 requests failed; speed is that of the others\n"
 
 
 def test_exit_code_1_goes_before_gates_and_behind_mistakes(tmp_path: Path) -> None:

@@ -98,6 +98,7 @@ FACTS = CheckpointFacts(
     packaged=False,
     num_modules=8,
     max_model_len=128,
+    has_positions=True,
     dtype="bfloat16",
     hidden_feedback="chain",
     sampling=SAMPLING,
@@ -273,6 +274,12 @@ def test_only_the_modules_in_use_set_the_least_budget() -> None:
     assert resolved(engine__max_num_batched_tokens=4).engine.max_num_batched_tokens == 4
 
 
+def test_a_model_that_reads_distances_alone_may_be_asked_for_more_than_it_was_made_for() -> None:
+    assert (
+        resolved(dataclasses.replace(FACTS, has_positions=False), model__max_model_len=129).model.max_model_len == 129
+    )
+
+
 def test_an_unknown_fault_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"spec\.faults: unknown fault 'skipped_refill'; did you mean 'skipped_reprefill'"
@@ -300,7 +307,7 @@ def test_a_plain_baseline_runs_beside_the_packaged_model(
 
 
 def test_drafts_need_modules() -> None:
-    plain = CheckpointFacts("folder", False, 0, 128, "float32", "chain", SAMPLING)
+    plain = CheckpointFacts("folder", False, 0, 128, True, "float32", "chain", SAMPLING)
     with pytest.raises(UserError, match=r"spec\.method: folder has no MTP modules; say spec=ngram, "):
         resolved(plain)
     assert resolved(plain, spec__method="none", spec__num_speculative_tokens=None).spec.num_speculative_tokens is None
@@ -343,7 +350,7 @@ def test_what_resolving_puts_in() -> None:
 
 
 def test_packaged_problems_are_a_hundred_unless_said_otherwise() -> None:
-    packaged = CheckpointFacts("folder", True, 8, 128, "bfloat16", "chain", SAMPLING)
+    packaged = CheckpointFacts("folder", True, 8, 128, True, "bfloat16", "chain", SAMPLING)
     assert resolved(packaged).eval.num_samples == PACKAGED_NUM_SAMPLES
     assert resolved(packaged, eval__num_samples=7).eval.num_samples == 7
     assert resolved(packaged, eval__data="rows.jsonl").eval.num_samples is None

@@ -92,6 +92,23 @@ def test_an_interrupted_sweep_reports_what_has_ended(script: Script) -> None:
     assert [row["status"] for row in rows(folder)] == ["finished", "lost", "lost"]
 
 
+def test_the_report_of_a_sweep_can_be_made_again(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+    script.num_left = 6
+    assert main([*SWEEP, "spec=none,mtp2,mtp4"]) == 130
+    (folder,) = sweep_folders()
+    before = {path.name: path.read_text() for path in folder.glob("sweep.*")}
+    for name in ("sweep.md", "sweep.csv"):
+        (folder / name).unlink()
+    capsys.readouterr()
+    assert main(["report", str(folder)]) == 1, "two jobs left no word"
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {folder / 'sweep.md'}"
+    assert {path.name: path.read_text() for path in folder.glob("sweep.*")} == before
+    assert main(["report", str(folder), "--format", "html"]) == 2
+    (folder / "sweep.json").write_text("{")
+    assert main(["report", str(folder)]) == 2
+    assert "run the sweep again, finished jobs are skipped" in capsys.readouterr().err
+
+
 def test_the_sweep_s_directory_can_be_named(script: Script, tmp_path: Path) -> None:
     assert main([*SWEEP, "spec=none,mtp2", "hydra.sweep.dir=it's here"]) == 2, "Hydra reads no such value"
     assert main([*SWEEP, "spec=none,mtp2", "hydra.sweep.dir='a, (b)'"]) == 0

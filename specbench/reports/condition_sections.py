@@ -5,8 +5,16 @@ Belongs here: that section as text. Does not belong here: buckets and counts (co
 
 from __future__ import annotations
 
-from specbench.reports.acceptance_sections import SMALL_COUNT_NOTE, marked
-from specbench.reports.cells import count_cell, decimal_cell, percent_cell, slash_joined_cell
+from specbench.reports.acceptance_sections import INTERVAL, SMALL_COUNT_NOTE, Intervals, marked
+from specbench.reports.cells import (
+    count_cell,
+    decimal_cell,
+    decimal_range_cell,
+    percent_cell,
+    percent_range_cell,
+    slash_joined_cell,
+)
+from specbench.reports.conditions import condition_path
 from specbench.reports.table import Cell, ReportTable, Section, text_cell
 
 _LABELS = {
@@ -18,14 +26,21 @@ _LABELS = {
 }
 
 
-def condition_sections(acceptance: dict) -> list[Section]:
+def condition_sections(acceptance: dict, intervals: Intervals) -> list[Section]:
     """One table over all conditions; no section where nothing was drafted or seen: those before it say so."""
     has_turns = len(acceptance["by_turn"]) > 1
     labels = {name: label for name, label in _LABELS.items() if name != "by_turn" or has_turns}
-    rows = tuple(_row(label, bucket) for name, label in labels.items() for bucket in acceptance[name])
+    rows = tuple(
+        _row(label, bucket, intervals, condition_path(name, place))
+        for name, label in labels.items()
+        for place, bucket in enumerate(acceptance[name])
+    )
     if not rows:
         return []
-    header = ("Condition", "Bucket", "Requests", "Drafts", "Rate", "Length", "Position 0", "Per-position (%)")
+    header = (
+        *("Condition", "Bucket", "Requests", "Drafts", "Rate", INTERVAL, "Length", INTERVAL, "Position 0", INTERVAL),
+        "Per-position (%)",
+    )
     note = (
         "Output position is that of the first token of a step, batch size the requests of the engine's step. Buckets "
         "hold different requests, so a trend may be theirs; empty buckets are left out. " + SMALL_COUNT_NOTE
@@ -34,7 +49,7 @@ def condition_sections(acceptance: dict) -> list[Section]:
     return [Section(title, (ReportTable("acceptance_by_condition", title, header, rows, 2, (note,)),))]
 
 
-def _row(label: str, bucket: dict) -> tuple[Cell, ...]:
+def _row(label: str, bucket: dict, intervals: Intervals, path: str) -> tuple[Cell, ...]:
     drafts = bucket["drafts"]
     return (
         text_cell(label),
@@ -42,7 +57,10 @@ def _row(label: str, bucket: dict) -> tuple[Cell, ...]:
         count_cell(bucket["requests"]),
         count_cell(drafts),
         marked(percent_cell(bucket["acceptance_rate"]), drafts),
+        percent_range_cell(intervals.get(f"{path}.acceptance_rate")),
         marked(decimal_cell(bucket["acceptance_length"]), drafts),
+        decimal_range_cell(intervals.get(f"{path}.acceptance_length")),
         marked(percent_cell(bucket["per_position"][0]), drafts),
+        percent_range_cell(intervals.get(f"{path}.per_position[0]")),
         slash_joined_cell(bucket["per_position"]),
     )

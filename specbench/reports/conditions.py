@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from specbench.reports.acceptance import DraftCells, pooled
+from specbench.reports.sample_sums import SampleSums, bucket_sums
 from specbench.reports.step_columns import StepColumns
 
 _LOOKUP_LIMIT = 1 << 20
@@ -66,6 +67,24 @@ def condition_tables(columns: StepColumns, num_speculative_tokens: int | None) -
     cells = DraftCells.of(columns.num_drafted, columns.num_accepted, num_speculative_tokens)
     found = _buckets(columns)
     return {name: _table(buckets, found[name], columns, cells) for name, buckets in BUCKETS.items()}
+
+
+def condition_sums(columns: StepColumns, num_speculative_tokens: int) -> list[SampleSums]:
+    """Of each condition the sums by sample that the figures of its buckets are made of."""
+    cells = DraftCells.of(columns.num_drafted, columns.num_accepted, num_speculative_tokens)
+    found = []
+    for name, bucket in _buckets(columns).items():
+        counts = cells.by_group(bucket, len(BUCKETS[name].edges))
+        kept = [index for index, count in enumerate(counts) if count.drafts]
+        paths = {index: condition_path(name, place) for place, index in enumerate(kept)}
+        if paths:
+            found.append(bucket_sums(columns, bucket, paths, num_speculative_tokens))
+    return found
+
+
+def condition_path(name: str, place: int) -> str:
+    """Where the figures of a bucket stand in metrics.json; `place` counts those that hold drafts."""
+    return f"acceptance.{name}[{place}]"
 
 
 def cached_fractions(columns: StepColumns) -> np.ndarray:

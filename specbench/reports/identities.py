@@ -37,12 +37,14 @@ def broken_identities(metrics: dict) -> list[str]:
 
 
 def distrust(metrics: dict) -> str | None:
-    """Why no figure of this run can be trusted: identities that are broken, an output check that failed; else None."""
+    """Why no figure of this run can be trusted: identities that are broken, a wrong text; else None."""
     reasons = []
     if broken := broken_identities(metrics):
         reasons.append(f"identities broken ({', '.join(broken)})")
     if metrics["checks"]["output"]["status"] == "mismatch":
         reasons.append("the output check failed")
+    if metrics["checks"]["losslessness"]["status"] == "mismatch":
+        reasons.append("speculation is not lossless")
     return ", ".join(reasons) or None
 
 

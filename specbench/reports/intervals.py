@@ -6,6 +6,7 @@ accuracy, whose interval stands beside it in `eval`.
 
 from __future__ import annotations
 
+from specbench.reports.conditions import condition_sums
 from specbench.reports.sample_sums import acceptance_sums, category_sums
 from specbench.reports.statistics import metric_intervals
 from specbench.reports.step_columns import StepColumns
@@ -19,7 +20,7 @@ def acceptance_intervals(columns: StepColumns, num_speculative_tokens: int | Non
     by_category = category_sums(columns, num_speculative_tokens)
     return {
         path: list(interval)
-        for one in (everything, *by_category.values())
+        for one in (everything, *by_category.values(), *condition_sums(columns, num_speculative_tokens))
         for path, interval in zip(one.paths, metric_intervals(one.sums, one.ratios), strict=True)
         if interval is not None
     }

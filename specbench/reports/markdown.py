@@ -86,7 +86,7 @@ def report_sections(run: RunRecord, metrics: dict, gates: Sequence[GateResult] =
         *load_section(run, metrics["load"]),
         cost_section(metrics["cost_model"]),
         *acceptance_sections(metrics["acceptance"], metrics["intervals"]),
-        *condition_sections(metrics["acceptance"]),
+        *condition_sections(metrics["acceptance"], metrics["intervals"]),
     ]
 
 

@@ -10,7 +10,7 @@ bucket 0 is null, 1 is -1, and 2 + j is j accepted. Two totals over buckets stan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +77,24 @@ def acceptance_sums(columns: StepColumns, num_speculative_tokens: int) -> Sample
     parts = [_draft_sums(sample_ids, tables.sum(axis=1), "acceptance")]
     parts += [_draft_sums(sample_ids, table, prefix) for prefix, table in by_previous.items()]
     return _side_by_side([*parts, _mean_length_sums(columns, sample_ids, sample_of)])
+
+
+def bucket_sums(
+    columns: StepColumns, bucket: np.ndarray, paths: Mapping[int, str], num_speculative_tokens: int
+) -> SampleSums:
+    """Rate, length and position 0 of some buckets: `bucket` [num_steps] of each step, and where the figures of the
+    chosen ones stand in metrics.json."""
+    sample_ids, sample_of = sample_index(columns.requests)
+    place_of = np.full(int(bucket.max(initial=-1)) + 2, len(paths))  # the last place: of no bucket, or of no chosen one
+    place_of[list(paths)] = np.arange(len(paths))
+    tables = _tables(columns, sample_of, len(sample_ids), place_of[bucket], len(paths) + 1, num_speculative_tokens)
+    parts = [_draft_sums(sample_ids, tables[:, place], prefix) for place, prefix in enumerate(paths.values())]
+    wanted = ("acceptance_rate", "acceptance_length", "per_position[0]")
+    chosen = [
+        part.restricted(sample_ids, [f"{path}.{name}" for name in wanted])
+        for part, path in zip(parts, paths.values(), strict=True)
+    ]
+    return _side_by_side(chosen)
 
 
 def category_sums(columns: StepColumns, num_speculative_tokens: int) -> dict[str, SampleSums]:

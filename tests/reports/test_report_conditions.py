@@ -105,7 +105,7 @@ def test_nothing_drafted_has_no_buckets_and_no_section():
     found = tables(log, None)
     assert list(found.values()) == [[]] * 5
     columns = step_columns(log.requests, log.verify_steps)
-    assert condition_sections(acceptance_metrics(columns, None) | found) == []
+    assert condition_sections(acceptance_metrics(columns, None) | found, {}) == []
 
 
 def test_section_prints_counts_and_marks_few():
@@ -115,11 +115,12 @@ def test_section_prints_counts_and_marks_few():
         for i in range(32)
     ]
     columns = step_columns(log.requests, log.verify_steps)
-    (section,) = condition_sections(acceptance_metrics(columns, 2) | condition_tables(columns, 2))
+    intervals = {"acceptance.by_batch_size[0].acceptance_length": [1.9, 2.1]}
+    (section,) = condition_sections(acceptance_metrics(columns, 2) | condition_tables(columns, 2), intervals)
     text = section_markdown(section)
     lines = [" ".join(line.split()) for line in text.splitlines()]
-    assert "| Batch size | 1 | 1 | 30 | 50.00% | 2.00 | 100.00% | 100.0 / 0.0 |" in lines
-    assert "| Batch size | 2 | 1 | 2 | 100.00%* | 3.00* | 100.00%* | 100.0 / 100.0 |" in lines
+    assert "| Batch size | 1 | 1 | 30 | 50.00% | n/a | 2.00 | 1.90 to 2.10 | 100.00% | n/a | 100.0 / 0.0 |" in lines
+    assert "| Batch size | 2 | 1 | 2 | 100.00%* | n/a | 3.00* | n/a | 100.00%* | n/a | 100.0 / 100.0 |" in lines
 
 
 def test_rows_together_have_rates_given_the_previous_position():

@@ -24,7 +24,9 @@ def test_every_interval_is_around_the_figure_at_its_path():
             assert low <= at_path(METRICS, path) <= high, path
     expected = {"acceptance_rate", "acceptance_length", "per_request_mean_length", "per_position[2]",
                 "per_position_conditional[1]", "by_previous[2].per_position[0]", "by_previous[5].per_position[0]",
-                "by_previous[3].per_position_conditional[1]", "by_category.a.acceptance_rate"}  # fmt: skip
+                "by_previous[3].per_position_conditional[1]", "by_category.a.acceptance_rate",
+                "by_turn[0].acceptance_rate", "by_output_position[0].acceptance_length",
+                "by_prompt_length[0].per_position[0]"}  # fmt: skip
     assert {f"acceptance.{name}" for name in expected} <= intervals.keys()
 
 
