@@ -200,7 +200,11 @@ def _whole(run: StartedRun, measured: list[GenerateResult]) -> list[GenerateResu
 
 def _finish(run: StartedRun, watch: environment.ProcessWatch) -> Report:
     """Tables, run.json and report of a run that has come to its end."""
-    run.directory.finalise()
+    log = run.directory.finalise()
+    if run.plan.task.judge is not None:
+        judged = run.plan.task.judge(log.samples)
+        log.samples, run.record.task_results = judged.samples, judged.results
+        run.directory.write_tables(log)
     run.record.hardware["at_end"] = environment.state() | {"other_processes": watch.heavy()}
     run.record.status, run.record.error, run.record.finished_at = "finished", None, _now()
     run.directory.write_run(run.record)

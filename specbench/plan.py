@@ -146,7 +146,9 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
             "refuses; say eval.data=FILE"
         )
     if is_text_meaningless(config):
-        task = dataclasses.replace(task, scorers=())
+        task = dataclasses.replace(task, scorers=(), judge=None)
+    if task.judge is not None and config.eval.scorer is None:
+        config = replace(config, eval=replace(config.eval, scorer=task.headline))
     requests = tuple(measured_requests(task, config.sampling, config.load.repeats))
     trace_notices = check_trace(config.load, sum(one.repeat == 0 and one.follows is None for one in requests))
     for sampling in {request.sampling for request in requests}:

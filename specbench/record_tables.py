@@ -92,6 +92,8 @@ COLUMN_TYPES: dict[type, dict[str, str]] = {
         "category": "str?",
         "choices": "list[str]",
         "groups": "map[str, str]",
+        "loglikelihood": "float64?",
+        "is_greedy": "bool?",
     },
 }
 

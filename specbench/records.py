@@ -118,6 +118,10 @@ class SampleRecord:
     choices: list[str] = field(default_factory=list)
     #: Dimension -> value, by which accuracy is given too; empty: by category alone.
     groups: dict[str, str] = field(default_factory=dict)
+    #: Natural logarithm of the probability of the prompt's last part, where an eval asks for it; None elsewhere.
+    loglikelihood: float | None = None
+    #: Whether greedy decoding says that part.
+    is_greedy: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +210,25 @@ class LosslessnessCheck:
     reason: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """One row of the table of an eval that computes its own: a task or group, filter and metric."""
+
+    task: str
+    version: str
+    filter: str
+    num_fewshot: int | None
+    metric: str
+    #: In the metric's own unit; None where it is no finite number.
+    value: float | None
+    #: Standard error of a mean; None for what is none.
+    stderr: float | None
+    #: Documents.
+    num_samples: int | None
+    higher_is_better: bool | None
+    repeat: int
+
+
 @dataclass(slots=True)
 class RunRecord:
     """The envelope of a run: run.json. Written at the start, rewritten at the end."""
@@ -232,6 +255,8 @@ class RunRecord:
     error: str | None = None
     output_check: OutputCheck | None = None
     losslessness: LosslessnessCheck | None = None
+    #: What an eval that judges the whole run computed itself; empty elsewhere.
+    task_results: list[TaskResult] = field(default_factory=list)
     #: The checkpoint that drafts, where that is one of its own.
     draft_model: ModelIdentity | None = None
     #: Notices that the reader of any figure must see: fallbacks, packaged data, skipped checks.

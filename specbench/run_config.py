@@ -76,6 +76,7 @@ class OneOf:
 
 #: Of spec.method, "none" apart: the ways to draft.
 METHODS = tuple(dict.fromkeys(line.method for line in PROPOSERS.values()))
+EVALS = ("fixed_length", "gsm8k", "lm_eval", "losslessness", "mmau", "prompts", "speed_bench")
 #: Configurations of SPEED-Bench.
 QUALITATIVE = "qualitative"
 THROUGHPUT_CONFIGS = tuple(f"throughput_{size}" for size in ("1k", "2k", "8k", "16k", "32k"))
@@ -188,7 +189,8 @@ class EvalConfig:
     protocol: Annotated[str, OneOf(("chat", "completion"))] | None
     #: None: all, or PACKAGED_NUM_SAMPLES of the packaged problems.
     num_samples: Positive | None
-    num_fewshot: Count
+    #: None: the tasks' own (lm_eval), none elsewhere.
+    num_fewshot: Count | None
     #: Rows that shots are taken from; None takes the training rows that belong to the data.
     fewshot_data: str | None
     #: Text after the question, on a line of its own; None is the bare question, "auto" asks a real model to reason.
@@ -206,8 +208,10 @@ class EvalConfig:
     prompt: str | None = None
     #: mmau: of the data on the hub.
     revision: str | None = None
-    #: mmau: such as music; None: all.
+    #: mmau: such as music; None: all. lm_eval: names or files of tasks.
     tasks: tuple[str, ...] | None = None
+    #: lm_eval: folder with further files of tasks.
+    include: str | None = None
     #: fixed_length, speed_bench: tokens of a prompt, template included, and of an answer.
     isl: Positive | None = None
     osl: Positive | None = None
@@ -612,7 +616,8 @@ _EVAL_KEYS = {
     "audio": ("mmau",),
     "prompt": ("mmau",),
     "revision": ("mmau",),
-    "tasks": ("mmau",),
+    "tasks": ("mmau", "lm_eval"),
+    "include": ("lm_eval",),
     "isl": ("fixed_length", "speed_bench"),
     "osl": ("fixed_length", "speed_bench"),
     "categories": ("fixed_length", "mt_bench", "spec_bench", "speed_bench"),

@@ -46,6 +46,7 @@ from specbench.records import (
     RequestRecord,
     RunRecord,
     SampleRecord,
+    TaskResult,
     VerifyStep,
 )
 from specbench.redaction import redact
@@ -344,6 +345,7 @@ def _run_from_json(path: Path) -> RunRecord:
                 "data": DataIdentity(**content["data"]),
                 "output_check": None if check is None else OutputCheck(**check),
                 "losslessness": None if lossless is None else _losslessness(lossless),
+                "task_results": [TaskResult(**result) for result in content.get("task_results", [])],
                 "draft_model": None if draft is None else ModelIdentity(**draft),
             }
         )

@@ -136,7 +136,7 @@ def _test_problems(config: EvalConfig, model: EvalModel) -> ProblemSet:
 
 def _shots(config: EvalConfig, test: ProblemSet) -> tuple[Problem, ...]:
     """The first eval.num_fewshot training rows."""
-    if config.num_fewshot == 0:
+    if not config.num_fewshot:
         return ()
     training = _training_problems(config, test)
     if len(training.problems) < config.num_fewshot:

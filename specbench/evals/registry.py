@@ -8,6 +8,7 @@ from specbench.errors import UserError, near_name
 from specbench.evals.aime25 import load_aime25
 from specbench.evals.fixed_length import load_fixed_length
 from specbench.evals.gsm8k import load_gsm8k
+from specbench.evals.lm_eval_tasks import load_lm_eval
 from specbench.evals.losslessness import load_losslessness
 from specbench.evals.mmau import load_mmau
 from specbench.evals.mt_bench import load_mt_bench
@@ -29,6 +30,7 @@ TASKS: dict[str, TaskLoader] = {
     "aime25": load_aime25,
     "fixed_length": load_fixed_length,
     "gsm8k": load_gsm8k,
+    "lm_eval": load_lm_eval,
     "losslessness": load_losslessness,
     "mmau": load_mmau,
     "mt_bench": load_mt_bench,
@@ -42,7 +44,7 @@ def load_task(config: EvalConfig, model: EvalModel) -> Task:
     """The task that `config` names; a UserError says what is wrong with it or with its data."""
     if config.name not in TASKS:
         raise UserError(f"eval.name: unknown eval {config.name!r}: {near_name(config.name, TASKS)}")
-    if config.scorer is not None and config.scorer not in SCORER_NAMES:
+    if config.name != "lm_eval" and config.scorer is not None and config.scorer not in SCORER_NAMES:
         raise UserError(f"eval.scorer: unknown scorer {config.scorer!r}: {near_name(config.scorer, SCORER_NAMES)}")
     task = TASKS[config.name](config, model)
     check_scorer(config.scorer, task.scorers)

@@ -18,7 +18,7 @@ from typing import Protocol
 from specbench.errors import UserError, near_name
 from specbench.evals.scorers import SCORER_NAMES, score_text, scorers_for
 from specbench.generate import AudioSource, GenerateRequest, GenerateResult, Message, SamplingParams
-from specbench.records import DataIdentity, SampleRecord
+from specbench.records import DataIdentity, SampleRecord, TaskResult
 from specbench.run_config import SamplingConfig
 
 
@@ -79,6 +79,18 @@ class Sample:
     choices: tuple[str, ...] = ()
     #: Dimension -> value, by which accuracy is given too; empty: by category alone.
     groups: Mapping[str, str] = field(default_factory=dict)
+    #: None: the task's.
+    stop: tuple[str, ...] | None = None
+    #: Prompt token from which on the model's log-probabilities are summed; None where they are not asked for.
+    scored_from: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a judge made of all records of a run."""
+
+    samples: list[SampleRecord]
+    results: list[TaskResult]
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,8 @@ class Task:
     notices: tuple[str, ...]
     #: Draws of each prompt's first tokens when the run is compared with plain decoding afterwards; None: it is not.
     num_law_draws: int | None = None
+    #: Scores the records once all are there, in place of the scorers; None: each is scored as it comes.
+    judge: Callable[[Sequence[SampleRecord]], Judged] | None = None
 
     @cached_property
     def sample_by_key(self) -> dict[tuple[str, int], Sample]:
@@ -157,15 +171,32 @@ def score_result(task: Task, result: GenerateResult) -> SampleRecord:
         choices=list(sample.choices),
         groups=dict(sample.groups),
     )
-    text = "" if record.error is not None else result.output_text
-    return _scored(unscored, task.scorers, text)
+    if record.error is not None:
+        return unscored if task.judge is not None else _scored(unscored, task.scorers, "")
+    unscored = _with_likelihood(unscored, sample, result)
+    return unscored if task.judge is not None else _scored(unscored, task.scorers, result.output_text)
+
+
+def _with_likelihood(record: SampleRecord, sample: Sample, result: GenerateResult) -> SampleRecord:
+    """The record with what the model made of the prompt's scored tokens, where there are such."""
+    if sample.scored_from is None or result.prompt_logprobs is None:
+        return record
+    scored = [logprob for logprob in result.prompt_logprobs[sample.scored_from :] if logprob is not None]
+    return dataclasses.replace(
+        record,
+        loglikelihood=sum(logprob.logprob for logprob in scored),
+        is_greedy=all(logprob.is_argmax for logprob in scored),
+        is_truncated=False,
+    )
 
 
 def rescore(samples: Iterable[SampleRecord], scorer: str) -> list[SampleRecord]:
     """The same samples with `scorer` worked out again from their texts; other scorers' results stay."""
+    samples = list(samples)
+    if scorer not in SCORER_NAMES and any(scorer in sample.score for sample in samples):
+        return samples  # by a judge of the whole run: there is nothing to work out again
     if scorer not in SCORER_NAMES:
         raise UserError(f"eval.scorer: unknown scorer {scorer!r}: {near_name(scorer, SCORER_NAMES)}")
-    samples = list(samples)
     check_scorer(scorer, scorers_for(has_choices=any(sample.choices for sample in samples)))
     if all(sample.reference is None for sample in samples):
         raise UserError(f"eval.scorer: no sample has a reference answer for {scorer} to compare with")
@@ -215,9 +246,10 @@ def _params(task: Task, sample: Sample, sampling: SamplingConfig, repeat: int) -
         bad_words=sampling.bad_words,
         min_tokens=sampling.min_tokens,
         seed=sampling.seed + repeat,
-        stop=task.stop,
+        stop=task.stop if sample.stop is None else sample.stop,
         stop_token_ids=sampling.stop_token_ids,
         ignore_eos=sampling.ignore_eos,
+        prompt_logprobs=None if sample.scored_from is None else 0,
     )
 
 

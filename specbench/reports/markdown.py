@@ -32,6 +32,7 @@ from specbench.reports.losslessness_section import losslessness_lines, losslessn
 from specbench.reports.number_format import NOT_MEASURED, count, decimal, percent_of, percent_range
 from specbench.reports.output_check_text import check_differences, check_sentence
 from specbench.reports.table import Cell, ReportTable, Section, section_markdown, text_cell
+from specbench.reports.task_results_table import task_results_tables
 
 LATENCY_LABELS = {
     "ttft_ms": "TTFT (ms)",
@@ -258,7 +259,7 @@ def _accuracy(run: RunRecord, metrics: dict) -> Section:
     if has_random_weights(run):
         return Section("Accuracy", (data, "**Not given**: the weights are random (model.load=random)."))
     if accuracy["total"] is None:
-        return Section("Accuracy", (data, "Nothing was scored."))
+        return Section("Accuracy", (data, "Nothing was scored.", *task_results_tables(run.task_results)))
     headline = (
         f"**{percent_of(accuracy['correct'], accuracy['total'])}** by the scorer `{accuracy['scorer']}`, "
         f"95% Wilson interval {percent_range(accuracy['interval'])}; failed requests and invalid answers are wrong."
@@ -268,7 +269,8 @@ def _accuracy(run: RunRecord, metrics: dict) -> Section:
         (text_cell("Truncated (at the token limit)"), percent_of_cell(accuracy["truncated"], accuracy["total"])),
     )
     shares = ReportTable("answers", "Answers", ("Share of answers", "Value"), rows)
-    return Section("Accuracy", (data, headline, shares, _scorers(accuracy), *_dimensions(accuracy["by"])))
+    tables = (shares, _scorers(accuracy), *_dimensions(accuracy["by"]), *task_results_tables(run.task_results))
+    return Section("Accuracy", (data, headline, *tables))
 
 
 def _scorers(accuracy: dict) -> ReportTable:

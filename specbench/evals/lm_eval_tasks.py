@@ -1,0 +1,401 @@
+"""Tasks of lm-eval: found, loaded, asked, and judged by lm-eval itself.
+
+Belongs here: which tasks run on which data, and what lm-eval makes of the records. Does not belong here: lm-eval's
+model interface (lm_eval_adapter.py); few-shot, prompts, filters, metrics, aggregation (lm-eval).
+
+eval.tasks names tasks, groups or tags of lm-eval, or files of tasks (.yaml); eval.include=DIR adds a folder of them.
+With eval.data=FILE.jsonl (and eval.fewshot_data for its shots) one task reads its rows from there, and nothing is
+fetched.
+
+Every filter's result is a scorer "metric/filter"; eval.scorer picks the headline, by default the first of the first
+task. A document with several requests (choices, windows of a long text) is one answer, kept with its first request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import hashlib
+import io
+import json
+import logging
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specbench.errors import UserError
+from specbench.evals.task import EvalModel, Judged, Sample, Task
+from specbench.records import DataIdentity, SampleRecord, TaskResult
+from specbench.run_config import EvalConfig
+
+if TYPE_CHECKING:
+    from specbench.evals.lm_eval_adapter import Asked
+
+#: lm-eval's own seed of few-shot examples.
+FEWSHOT_SEED = 1234
+#: What its filters say where they found nothing.
+INVALID = "[invalid]"
+_NUM_NEAR = 3
+
+
+def load_lm_eval(config: EvalConfig, model: EvalModel) -> Task:
+    """The tasks' requests as samples. UserError for an unknown task, for data that cannot be had, for unsafe tasks."""
+    if not config.tasks:
+        raise UserError("eval.tasks: say which, such as eval.tasks=[gsm8k], or a file such as eval.tasks=[task.yaml]")
+    _require_lm_eval()
+    with _quiet():
+        loaded = _load_tasks(config)
+        for name, task in loaded["tasks"].items():
+            _prepare(name, task, config)
+        _build_requests(loaded, config)
+    judge = Judge(config, loaded, _asked(loaded, config, model))
+    samples = judge.samples
+    scorers = _scorers(loaded)
+    data = DataIdentity(
+        name="+".join(name.replace("/", "_") for name in loaded["tasks"])[:80],
+        path=config.data or ", ".join(config.tasks),
+        revision=f"lm-eval {_version()}",
+        sha256=_sha256(samples),
+        packaged=False,
+        num_samples=len(samples),
+    )
+    return Task(
+        "lm_eval",
+        data,
+        samples,
+        scorers,
+        config.scorer or next(iter(scorers), None),
+        (),
+        tuple(_notices(loaded, config)),
+        judge=judge,
+    )
+
+
+# ---- Finding and loading
+
+
+def _require_lm_eval() -> None:
+    try:
+        import lm_eval  # noqa: F401  (seconds to import, and an extra)
+    except ImportError as error:
+        raise UserError("eval=lm_eval: lm-eval is not installed; pip install 'specbench[lm_eval]'") from error
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("lm_eval")
+
+
+def _load_tasks(config: EvalConfig) -> dict[str, Any]:
+    """lm-eval's dictionary of tasks and groups."""
+    assert config.tasks is not None
+    if config.include is not None and not Path(config.include).is_dir():
+        raise UserError(f"eval.include: {config.include} is not a folder; give one with files of tasks (.yaml)")
+    manager, specs = _manager(config)
+    if config.data is not None:
+        specs = [_on_local_files(specs, config)]
+    try:
+        return dict(manager.load(specs))
+    except UserError:
+        raise
+    except Exception as error:  # each data set and each task file fails in its own way
+        reason = " ".join(str(error).split())[:200]
+        advice = "" if config.data is not None else "; give its rows with eval.data=FILE.jsonl"
+        raise UserError(
+            f"eval.tasks: {', '.join(config.tasks)} cannot be loaded ({type(error).__name__}: {reason}){advice}"
+        ) from error
+
+
+def _manager(config: EvalConfig) -> tuple[Any, list[Any]]:
+    """A task manager, and what to ask it for. Indexing all of lm-eval's tasks takes long: only if a name needs it."""
+    from lm_eval.tasks import TaskManager
+
+    assert config.tasks is not None
+    manager = TaskManager(include_path=config.include, include_defaults=False)
+    specs = [_file_of(name) or name for name in config.tasks]
+    unknown = [spec for spec in specs if not _is_file(spec) and spec not in manager.task_index]
+    if unknown:
+        manager = TaskManager(include_path=config.include)
+    for name in unknown:
+        if name not in manager.task_index:
+            near = difflib.get_close_matches(name, manager.all_tasks, n=_NUM_NEAR, cutoff=0.6)
+            hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "lm-eval has none like it"
+            raise UserError(f"eval.tasks: unknown task {name!r}: {hint}")
+    return manager, specs
+
+
+def _is_file(spec: str) -> bool:
+    return spec.endswith((".yaml", ".yml"))
+
+
+def _file_of(name: str) -> str | None:
+    """The file that a name means: the user's own, or lm-eval's where it lies where its name says."""
+    if _is_file(name):
+        if not Path(name).is_file():
+            raise UserError(f"eval.tasks: {name} does not exist; give a file of a task, or a task's name")
+        return name
+    import lm_eval.tasks
+
+    file = Path(lm_eval.tasks.__file__).parent / name / f"{name}.yaml"
+    is_task = file.is_file() and f"\ntask: {name}\n" in "\n" + file.read_text(encoding="utf-8")
+    return str(file) if is_task else None
+
+
+def _on_local_files(specs: Sequence[str], config: EvalConfig) -> dict[str, Any]:
+    """The one task with its rows, and its shots, from files."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    if len(specs) != 1 or not _is_file(specs[0]):
+        raise UserError("eval.data: goes with one task; give its name or file in eval.tasks (not a group)")
+    task = load_yaml(Path(specs[0]), resolve_func=True, recursive=True)
+    for key, path in (("eval.data", config.data), ("eval.fewshot_data", config.fewshot_data)):
+        if path is not None and not Path(path).is_file():
+            raise UserError(f"{key}: {path} does not exist; give a file of JSON lines")
+    test = task.get("test_split") or task.get("validation_split") or "test"
+    files = {test: str(Path(config.data or "").resolve())}
+    if config.fewshot_data is not None:
+        shots = task.get("fewshot_split") or task.get("training_split") or "train"
+        files[shots] = str(Path(config.fewshot_data).resolve())
+    own = {key: value for key, value in task.items() if key not in ("dataset_name", "tag", "group")}
+    for split in ("training_split", "validation_split", "test_split", "fewshot_split"):
+        if own.get(split) not in files:
+            own.pop(split, None)
+    return own | {"dataset_path": "json", "dataset_kwargs": {"data_files": files}}
+
+
+def _prepare(name: str, task: Any, config: EvalConfig) -> None:
+    """What lm-eval's own command line sets before it builds requests."""
+    if task.get_config("unsafe_code"):
+        raise UserError(f"eval.tasks: {name} runs code that the model wrote, which is never done here")
+    own = task.get_config("num_fewshot")
+    if config.num_fewshot is not None and own != 0:
+        task.set_config(key="num_fewshot", value=config.num_fewshot)
+    elif own is None:
+        task.set_config(key="num_fewshot", value=0)
+    if task.get_config("num_fewshot") and config.data is not None and config.fewshot_data is None:
+        raise UserError(
+            f"eval.fewshot_data: {name} takes {task.get_config('num_fewshot')} shots; give a file of rows for them, or "
+            "say eval.num_fewshot=0"
+        )
+
+
+def _build_requests(loaded: dict[str, Any], config: EvalConfig) -> None:
+    from lm_eval.evaluator_utils import get_sample_size
+
+    from specbench.evals.lm_eval_adapter import chat_context
+
+    is_chat = config.protocol == "chat"
+    for name, task in loaded["tasks"].items():
+        task.set_fewshot_seed(seed=FEWSHOT_SEED)
+        try:
+            task.build_all_requests(
+                limit=get_sample_size(task, config.num_samples),
+                system_instruction=config.instruction,
+                apply_chat_template=is_chat,
+                fewshot_as_multiturn=is_chat,
+                chat_template=chat_context if is_chat else None,
+            )
+        except UserError:
+            raise
+        except Exception as error:  # a template that misses a column, shots that are not there
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"eval.tasks: {name} cannot be asked ({type(error).__name__}: {reason})") from error
+
+
+def _asked(loaded: dict[str, Any], config: EvalConfig, model: EvalModel) -> list[Asked]:
+    """Every request of every document, in lm-eval's order."""
+    from lm_eval.api.instance import Instance
+
+    from specbench.evals.lm_eval_adapter import SampleMaker
+
+    has_categories = len(loaded["tasks"]) > 1
+    maker = SampleMaker(model, config.max_output_tokens, config.stop, has_categories=has_categories)
+    asked = []
+    for task in loaded["tasks"].values():
+        by_document: dict[int, list[Instance]] = {}
+        for instance in task.instances:
+            by_document.setdefault(instance.doc_id, []).append(instance)
+        for instances in by_document.values():
+            reference = _reference(task, instances[0].doc)
+            asked += [
+                maker.asked(instance, copy, is_only=len(instances) == 1, reference=reference)
+                for instance in instances
+                for copy in range(instance.repeats or 1)
+            ]
+    return asked
+
+
+def _reference(task: Any, document: dict) -> str:
+    """The target as text: the choice where targets are numbers of choices."""
+    target = task.doc_to_target(document)
+    choices = task.doc_to_choice(document) if task.get_config("doc_to_choice") is not None else None
+    if choices is not None and isinstance(target, int) and 0 <= target < len(choices):
+        return str(choices[target])
+    return str(target)
+
+
+def _scorers(loaded: dict[str, Any]) -> tuple[str, ...]:
+    """Every "metric/filter" that there will be."""
+    return tuple(
+        dict.fromkeys(
+            f"{metric}/{ensemble.name}"
+            for task in loaded["tasks"].values()
+            for metric in task.aggregation()
+            for ensemble in task._filters
+        )
+    )
+
+
+def _notices(loaded: dict[str, Any], config: EvalConfig) -> Iterator[str]:
+    for name, task in loaded["tasks"].items():
+        yield f"lm-eval {_version()}, task {name}: {task.get_config('num_fewshot')} shots, {config.protocol} protocol"
+        kwargs = task.get_config("generation_kwargs") or {}
+        if kwargs.get("do_sample") or float(kwargs.get("temperature") or 0) > 0:
+            yield f"task {name} asks for sampling ({kwargs}); the run's sampling group decides instead"
+
+
+def _sha256(samples: Iterable[Sample]) -> str:
+    content = [[one.sample_id, one.prompt, one.messages, one.prompt_token_ids, one.reference] for one in samples]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """lm-eval and datasets draw progress bars and log much."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+# ---- Judging
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Judge:
+    """Gives the records of a whole run to lm-eval."""
+
+    config: EvalConfig
+    loaded: dict[str, Any]
+    asked: list[Asked]
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:
+        return tuple(sample for one in self.asked for sample in one.samples)
+
+    def __call__(self, records: Sequence[SampleRecord]) -> Judged:
+        """Scores with each document's first record, and lm-eval's table; repeat by repeat."""
+        judged = list(records)
+        results: list[TaskResult] = []
+        for repeat in sorted({record.repeat for record in records}):
+            place = {record.sample_id: index for index, record in enumerate(judged) if record.repeat == repeat}
+            found = self._evaluate({name: judged[index] for name, index in place.items()})
+            for name, (extracted, score) in self._by_document(found["samples"]).items():
+                if name in place:
+                    record = judged[place[name]]
+                    judged[place[name]] = dataclasses.replace(record, extracted=extracted, score=score)
+            results += _table(found, repeat)
+        return Judged(judged, results)
+
+    def _evaluate(self, records: dict[str, SampleRecord]) -> dict[str, Any]:
+        from lm_eval.evaluator import evaluate
+
+        from specbench.evals.lm_eval_adapter import RecordedLM
+
+        for task in self.loaded["tasks"].values():
+            task.set_fewshot_seed(seed=FEWSHOT_SEED)  # the same shots once more
+        is_chat = self.config.protocol == "chat"
+        with _quiet():
+            found = evaluate(
+                RecordedLM(self.asked, records),
+                self.loaded,
+                limit=self.config.num_samples,
+                bootstrap_iters=0,  # a pool of processes, for what is computed below
+                log_samples=True,
+                system_instruction=self.config.instruction,
+                apply_chat_template=is_chat,
+                fewshot_as_multiturn=is_chat,
+            )
+        assert found is not None
+        return dict(found)
+
+    def _by_document(self, logged: dict[str, list[dict]]) -> dict[str, tuple[dict, dict]]:
+        """Name of the first sample of a document -> what was extracted and scored, filter by filter."""
+        first = {one.key[:2]: one.samples[0].sample_id for one in self.asked if one.is_first_of_document}
+        by_document: dict[str, tuple[dict, dict]] = {}
+        for task, entries in logged.items():
+            for entry in entries:
+                extracted, score = by_document.setdefault(first[task, entry["doc_id"]], ({}, {}))
+                said = _said(entry["filtered_resps"])
+                for metric in entry["metrics"]:
+                    name = f"{metric}/{entry['filter']}"
+                    if (value := _share(entry[metric])) is not None:
+                        extracted[name], score[name] = said, value
+        return by_document
+
+
+def _said(responses: Sequence[Any]) -> str | None:
+    """What a filter left of a document's responses, as text; None where it found nothing."""
+    if len(responses) == 1 and isinstance(responses[0], str):
+        return None if responses[0] == INVALID else responses[0]
+    return json.dumps(responses, default=str)
+
+
+def _share(value: Any) -> float | None:
+    """A score in 0..1; None for what is none, such as a perplexity."""
+    number = _number(value)
+    return number if number is not None and 0 <= number <= 1 else None
+
+
+def _number(value: Any) -> float | None:
+    """numpy's numbers, too; a text such as "N/A" is none, nor is what an aggregation takes apart."""
+    try:
+        return None if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _table(found: dict[str, Any], repeat: int) -> list[TaskResult]:
+    """lm-eval's table: a row for each task or group, metric and filter."""
+    rows = []
+    for task, metrics in found["results"].items():
+        counts = found["n-samples"].get(task, {})
+        for name, value in metrics.items():
+            metric, comma, filter_name = name.partition(",")
+            if not comma or metric.endswith("_stderr") or (number := _number(value)) is None:
+                continue
+            rows.append(
+                TaskResult(
+                    task=task,
+                    version=str(found["versions"].get(task, "")),
+                    filter=filter_name,
+                    num_fewshot=found["n-shot"].get(task),
+                    metric=metric,
+                    value=number if math.isfinite(number) else None,
+                    stderr=_stderr(found["samples"].get(task, []), metric, filter_name, number),
+                    num_samples=counts.get("effective"),
+                    higher_is_better=(found.get("higher_is_better", {}).get(task) or {}).get(metric),
+                    repeat=repeat,
+                )
+            )
+    return rows
+
+
+def _stderr(entries: Sequence[dict], metric: str, filter_name: str, mean: float) -> float | None:
+    """Standard error of a mean, as lm-eval gives it; None for what is no mean of its samples."""
+    values = [
+        float(entry[metric])
+        for entry in entries
+        if entry["filter"] == filter_name and metric in entry and isinstance(entry[metric], int | float)
+    ]
+    if len(values) < 2 or not math.isclose(statistics.fmean(values), mean, rel_tol=1e-9, abs_tol=1e-12):
+        return None
+    return statistics.stdev(values) / math.sqrt(len(values))
