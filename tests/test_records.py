@@ -39,6 +39,7 @@ HOLDS = {
     float: {"float64"},
     str: {"str"},
     bool: {"bool"},
+    bool | None: {"bool?"},
     str | None: {"str?"},
     float | None: {"float64?"},
     Sequence[int]: {"list[int32]"},
