@@ -105,7 +105,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     """Find, read and check everything but the weights. UserError where anything doesn't fit."""
     config = _with_whole_paths(config)
     choice = choose_model(config.model)
-    checkpoint = open_checkpoint(choice.path, config.model.load)
+    checkpoint = open_checkpoint(choice.path, config.model.load, config.model.quantised_weights)
     model_config = load_model_config(checkpoint)
     facts = CheckpointFacts(
         path=str(choice.path),
@@ -129,6 +129,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     check_checkpoint(checkpoint, model_config, num_modules=_num_modules_used(config.spec))
     config, draft_choice = _choose_draft(config)
     config, backend = _choose_attention(config, model_config, draft_choice)
+    _check_kept_weights(config)
     if config.spec.drafts is not None:
         check_drafts(config.spec.drafts, lambda: checkpoint_sha256(checkpoint))
     task = load_task(
@@ -349,6 +350,18 @@ def _choose_attention(
     return dataclasses.replace(config, engine=engine), [line for line in lines if ": auto ->" in line]
 
 
+def _check_kept_weights(config: RunConfig) -> None:
+    """UserError where nothing multiplies by codes: on a CPU, in fp32, and with heads in another order."""
+    engine = config.engine
+    if config.model.quantised_weights == "keep" and (
+        engine.attention_backend == "torch" or config.model.dtype != "bfloat16"
+    ):
+        raise UserError(
+            "model.quantised_weights: products with codes run in bfloat16 on a GPU with attention_backend=triton, "
+            f"not in {config.model.dtype} on {engine.device} with {engine.attention_backend}; say dequantise"
+        )
+
+
 def _num_modules_used(spec: SpecConfig) -> int:
     """MTP modules of the checkpoint that a resolved configuration runs."""
     if spec.method != "mtp":
@@ -394,6 +407,7 @@ def make_engine_config(config: RunConfig, checkpoint: Path, memory_limit: int | 
         chat_template=config.model.chat_template,
         memory_limit=memory_limit,
         load=config.model.load,
+        quantised_weights=config.model.quantised_weights,
     )
 
 

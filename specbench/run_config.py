@@ -113,6 +113,8 @@ class ModelConfig:
     trust_remote_code: bool
     #: "random" draws the weights of target and draft: for speed, of a named shape or a folder with config.json alone.
     load: Annotated[str, OneOf(("checkpoint", "random"))] = "checkpoint"
+    #: FP8 weights: dequantised when they are read, or kept in codes (half the memory, and half the reading in decode).
+    quantised_weights: Annotated[str, OneOf(("dequantise", "keep"))] = "dequantise"
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +341,7 @@ class RunConfig:
 #: Models that run the packaged checkpoint when none is named.
 WITH_PACKAGED = ("inkling", "inkling_nano")
 #: Shapes that random weights can take without a folder of the user's own (assets/shapes/).
-SHAPES = ("qwen3_8b", "mimo_7b", "inkling_8b", "qwen3_30b_a3b")
+SHAPES = ("qwen3_8b", "qwen3_8b_fp8", "mimo_7b", "inkling_8b", "qwen3_30b_a3b")
 #: Formats of every report, and those that report.formats adds.
 ALWAYS_WRITTEN = ("md", "json")
 REPORT_FORMATS = ("pr", "html", "csv", "svg", "png")
@@ -686,6 +688,8 @@ def _check_across_groups(config: RunConfig) -> None:
         )
     if config.model.trust_remote_code:
         raise UserError("model.trust_remote_code: no checkpoint's code is ever run by engine=embedded; leave it false")
+    if config.model.quantised_weights == "keep" and config.parallel.tensor_parallel_size > 1:
+        raise UserError("model.quantised_weights: codes are not shared between devices; say dequantise")
     if config.model.checkpoint is None and config.model.load == "random":
         raise UserError(
             "model.checkpoint: random weights need a shape; name a folder with config.json, or one of specbench's own: "

@@ -67,6 +67,8 @@ class EngineConfig:
     accepted_rates: tuple[float, ...] | None = None
     #: "checkpoint", or "random": weights of target and draft are drawn, for speed alone.
     load: str = "checkpoint"
+    #: "dequantise" on loading, or "keep" FP8 matrices in codes, which products convert.
+    quantised_weights: str = "dequantise"
     #: A folder or file; None takes the checkpoint's own.
     tokenizer: str | None = None
     #: A Jinja file; None takes the checkpoint's own.

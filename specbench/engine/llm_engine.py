@@ -97,7 +97,7 @@ class LLMEngine:
         self.config = config
         self.clock = clock
         on_progress("reading the checkpoint")
-        checkpoint = open_checkpoint(config.checkpoint, config.load)
+        checkpoint = open_checkpoint(config.checkpoint, config.load, config.quantised_weights)
         self.model_config = load_model_config(checkpoint)
         self.tokenizer = load_tokenizer(config.checkpoint, config.tokenizer, config.chat_template)
         on_progress("loading weights")
@@ -397,7 +397,7 @@ def _check_sampling(config: EngineConfig) -> None:
 
 def plan_engine_memory(config: EngineConfig) -> MemoryPlan:
     """The budget of an engine that is not started: nothing is read but the checkpoint's headers."""
-    checkpoint = open_checkpoint(config.checkpoint, config.load)
+    checkpoint = open_checkpoint(config.checkpoint, config.load, config.quantised_weights)
     proposer = make_proposer(config, checkpoint)
     requirements = _NO_PROPOSER if proposer is None else proposer.requirements()
     specs = target_cache_groups(checkpoint, config.dtype, config.shard) + requirements.cache_groups

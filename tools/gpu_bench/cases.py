@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, read_json
 from specbench.engine.config import EngineConfig
 from specbench.engine.llm_engine import LLMEngine
 from specbench.generate import GenerateRequest, GenerateResult, SamplingParams
@@ -53,6 +54,11 @@ class Settings:
     def mean_context(self) -> int:
         """Tokens before a row, over the steps that only the longer run has."""
         return self.num_prompt + sum(self.num_outputs) // 2
+
+    def quantised_weights(self, folder: Path) -> str:
+        """In codes where the shape has any, and the device multiplies by them."""
+        is_quantised = "quantization_config" in read_json(folder / CONFIG_FILE)
+        return "keep" if is_quantised and self.device.type == "cuda" else "dequantise"
 
     @property
     def max_model_len(self) -> int:
@@ -144,6 +150,7 @@ def engine_config(settings: Settings, folder: Path, drafting: Drafting, **change
     values: dict = {
         "checkpoint": str(folder),
         "load": "random",
+        "quantised_weights": settings.quantised_weights(folder),
         "dtype": "bfloat16",
         "device": str(settings.device),
         "max_model_len": settings.max_model_len,

@@ -15,6 +15,8 @@ from math import prod
 
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.checkpoints.quantised import kept_bytes
+from specbench.engine.checkpoints.tensor_entry import TensorEntry
 
 _ELEMENT_BYTES = 2
 _TABLES = ("model.embed_tokens.weight", "model.llm.embed.weight")
@@ -24,7 +26,7 @@ _MODULE_PREFIXES = ("model.mtp.layers.", "model.mtp_layers.")
 
 @dataclass(frozen=True, slots=True)
 class ShapeBytes:
-    """Bytes of a shape's weights in bf16."""
+    """Bytes of a shape's weights as they lie on the device: in bf16, or in codes."""
 
     #: Of the target's layers: what every row takes, and all routed experts together.
     dense: int
@@ -34,6 +36,8 @@ class ShapeBytes:
     modules: tuple[int, ...]
     num_experts: int
     num_experts_per_token: int
+    #: Numbers in what every row takes, head included.
+    num_dense: int
 
     def target_read(self, num_rows: int) -> float:
         """Bytes of weights that a forward of so many rows reads, head included."""
@@ -41,8 +45,8 @@ class ShapeBytes:
 
     def target_operations(self, num_rows: int) -> float:
         """Multiplications and additions of as many rows, head included."""
-        active_bytes = self.dense + self.head + self.experts * self.share_of_experts(1)
-        return 2 * active_bytes / _ELEMENT_BYTES * num_rows
+        num_active = self.num_dense + self.experts / _ELEMENT_BYTES * self.share_of_experts(1)
+        return 2 * num_active * num_rows
 
     def share_of_experts(self, num_rows: int) -> float:
         """Expected share of the experts that so many rows touch, each choosing by itself and evenly."""
@@ -58,9 +62,9 @@ class ShapeBytes:
 
 def shape_bytes(checkpoint: Checkpoint, num_experts: int, num_experts_per_token: int) -> ShapeBytes:
     """Sums over the tensors of a checkpoint."""
-    tensors = {name: _ELEMENT_BYTES * prod(entry.shape) for name, entry in checkpoint.tensors.items()}
+    tensors = {name: _num_bytes(entry) for name, entry in checkpoint.tensors.items()}
     modules: dict[str, int] = {}
-    dense = experts = head = 0
+    dense = experts = head = num_dense = 0
     for name, size in tensors.items():
         if name in _TABLES:
             head += size if not any(other in tensors for other in _HEADS) else 0  # tied
@@ -73,8 +77,14 @@ def shape_bytes(checkpoint: Checkpoint, num_experts: int, num_experts_per_token:
             experts += size
         else:
             dense += size
+            num_dense += prod(checkpoint.tensors[name].shape)
     ordered = tuple(modules[index] for index in sorted(modules, key=int))
-    return ShapeBytes(dense, experts, head, ordered, num_experts, num_experts_per_token)
+    num_dense += head // _ELEMENT_BYTES
+    return ShapeBytes(dense, experts, head, ordered, num_experts, num_experts_per_token, num_dense)
+
+
+def _num_bytes(entry: TensorEntry) -> int:
+    return kept_bytes(entry.shape) if entry.is_kept else _ELEMENT_BYTES * prod(entry.shape)
 
 
 def kv_read(specs: Iterable[CacheGroupSpec], owner: str, context: int) -> int:

@@ -41,7 +41,8 @@ class Bench:
         return {} if self.settings.is_small else table.get(key, {})
 
     def bytes_of(self, shape: str) -> ShapeBytes:
-        checkpoint = open_shape(self.folder(shape))
+        folder = self.folder(shape)
+        checkpoint = open_shape(folder, self.settings.quantised_weights(folder))
         return shape_bytes(checkpoint, *expert_counts(checkpoint))
 
     def step_floor_s(self, shape: str, engine: LLMEngine, batch: int, num_rows: int, num_drafts: int) -> float:

@@ -53,8 +53,8 @@ def shrink(config: dict[str, Any]) -> dict[str, Any]:
     return {key: shrink(value) if key == "text_config" else _TINY.get(key, value) for key, value in config.items()}
 
 
-def open_shape(folder: Path) -> Checkpoint:
-    return open_checkpoint(folder, "random")
+def open_shape(folder: Path, quantised_weights: str = "dequantise") -> Checkpoint:
+    return open_checkpoint(folder, "random", quantised_weights)
 
 
 def expert_counts(checkpoint: Checkpoint) -> tuple[int, int]:

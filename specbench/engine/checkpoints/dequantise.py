@@ -31,6 +31,11 @@ def dequantise(parts: Mapping[str, Tensor], weight: Tensor) -> None:
             weight[rows] = codes.float() * _fp8_scale(parts["codes"], scales["scale"].float(), rows)
 
 
+def scale_by_row(codes: Tensor, scale: Tensor) -> Tensor:
+    """The scales of FP8 codes [N, K], however they are stored, as one for 128 columns of a row: fp32 [N, K / 128]."""
+    return _fp8_scale(codes, scale.float(), slice(0, len(codes))).expand(codes.shape)[:, ::FP8_BLOCK].contiguous()
+
+
 def _fp8_scale(codes: Tensor, scale: Tensor, rows: slice) -> Tensor:
     """The scale of each code of some rows, in a shape that broadcasts to theirs."""
     kind = scale_kind(tuple(codes.shape), tuple(scale.shape))

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
+from pathlib import Path
 
 from specbench.engine.checkpoints.tensor_entry import TensorEntry
 from specbench.errors import UserError
@@ -56,6 +57,42 @@ _LAYOUTS = (
 )
 #: Beside quantised weights, of no use to weights alone.
 _OF_ACTIVATIONS = (".input_scale", ".input_amax", ".input_global_scale", ".original_shape", ".k_scale", ".v_scale")
+
+
+def imagined_fp8(name: str, file: Path, shape: tuple[int, ...]) -> TensorEntry:
+    """An FP8 matrix that is drawn, not read: codes, and one scale."""
+    parts = {"codes": TensorEntry(name, file, "F8_E4M3", shape), "scale": TensorEntry(name, file, "F32", ())}
+    return TensorEntry(name, file, FP8, shape, parts=parts)
+
+
+#: Ends of the names of matrices that are multiplied as one, or alone: all of one line are kept in codes, or none.
+_PRODUCTS = (
+    (".q_proj.weight", ".k_proj.weight", ".v_proj.weight"),
+    (".o_proj.weight",),
+    (".gate_proj.weight", ".up_proj.weight"),
+    (".down_proj.weight",),
+)
+
+
+def keep_in_codes(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """FP8 matrices of plain projections marked to stay in codes; those of experts are multiplied otherwise."""
+    marked = dict(tensors)
+    for name in tensors:
+        for ends in _PRODUCTS:
+            if name.endswith(ends[0]) and ".experts." not in name:
+                names = [name.removesuffix(ends[0]) + end for end in ends]
+                if all(other in tensors and _can_be_kept(tensors[other]) for other in names):
+                    marked |= {other: replace(tensors[other], is_kept=True) for other in names}
+    return marked
+
+
+def _can_be_kept(entry: TensorEntry) -> bool:
+    return entry.dtype == FP8 and len(entry.shape) == 2 and entry.shape[1] % FP8_BLOCK == 0
+
+
+def kept_bytes(shape: tuple[int, ...]) -> int:
+    """Of a matrix in codes: one each, and a scale in fp32 for 128 of a row."""
+    return shape[0] * (shape[1] + 4 * shape[1] // FP8_BLOCK)
 
 
 def fold_quantised(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:

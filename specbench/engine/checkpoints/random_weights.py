@@ -13,6 +13,8 @@ from torch import Tensor
 
 _NORM_SUFFIXES = ("norm.weight", "global_scale")
 _NORM_SPREAD, _BIAS_SPREAD = 0.1, 0.02
+#: Standard deviation of FP8 codes, which reach to 448.
+_FP8_SPREAD = 32.0
 
 
 def fill_at_random(weight: Tensor, name: str) -> Tensor:
@@ -24,3 +26,10 @@ def fill_at_random(weight: Tensor, name: str) -> Tensor:
     if weight.dim() == 1:
         return weight.normal_(0.0, _BIAS_SPREAD, generator=generator)
     return weight.normal_(0.0, weight.shape[-1] ** -0.5, generator=generator)
+
+
+def random_fp8(shape: tuple[int, ...], name: str, device: torch.device) -> dict[str, Tensor]:
+    """The same matrix in codes with one scale for all."""
+    drawn = fill_at_random(torch.empty(shape, dtype=torch.bfloat16, device=device), name)
+    scale = torch.tensor(shape[-1] ** -0.5 / _FP8_SPREAD, device=device)
+    return {"codes": (drawn / scale).to(torch.float8_e4m3fn), "scale": scale}

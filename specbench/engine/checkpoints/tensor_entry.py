@@ -21,6 +21,8 @@ class TensorEntry:
     num_bytes: int = 0
     #: Of a quantised weight: "codes" and the roles of its scales -> their entries.
     parts: Mapping[str, TensorEntry] | None = None
+    #: Of a quantised weight: stays in codes on the device, for products that take these.
+    is_kept: bool = False
 
     def rows(self, start: int, stop: int) -> TensorEntry:
         """A range of the first dimension, where the tensor is stored as it is."""

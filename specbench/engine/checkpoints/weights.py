@@ -10,13 +10,17 @@ import torch
 from torch import Tensor
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
-from specbench.engine.checkpoints.dequantise import dequantise
+from specbench.engine.checkpoints.dequantise import dequantise, scale_by_row
 from specbench.engine.checkpoints.file_reader import FileReader
-from specbench.engine.checkpoints.random_weights import fill_at_random
+from specbench.engine.checkpoints.random_weights import fill_at_random, random_fp8
 from specbench.engine.checkpoints.tensor_entry import TensorEntry
+from specbench.engine.layers.linear import Fp8Matrix
 from specbench.engine.layers.parallel import ALONE, TensorParallel
 from specbench.engine.shard import Part
 from specbench.errors import UserError
+
+#: All bits but the sign of the one code of float8_e4m3fn that is no number.
+_FP8_NAN = 0x7F
 
 
 class WeightReader:
@@ -58,6 +62,18 @@ class WeightReader:
             start += rows
         return fused
 
+    def read_matrix(self, names: Sequence[str]) -> Tensor | Fp8Matrix:
+        """Matrices of one product, stacked as `read_rows` does; in codes where they are kept so."""
+        if not self._tensors[names[0]].is_kept:
+            return self.read_rows(names)
+        parts = [self._parts_of(self._tensors[name]) for name in names]
+        codes = torch.cat([part["codes"] for part in parts])
+        scale = torch.cat([scale_by_row(part["codes"], part["scale"]) for part in parts])
+        self.num_bytes += codes.nbytes + scale.nbytes
+        _check_finite(self._tensors[names[0]], scale.isfinite())
+        _check_finite(self._tensors[names[0]], (codes.view(torch.uint8) & _FP8_NAN) != _FP8_NAN)
+        return Fp8Matrix(codes, scale)
+
     def _shape(self, name: str) -> tuple[int, ...]:
         part, whole = self._parts.get(name), self._tensors[name].shape
         return whole if part is None else part.shape_of(whole)
@@ -74,25 +90,37 @@ class WeightReader:
             destination.copy_(whole[part.index])
         else:
             self._fill(entry, destination, part)
-        if not self._is_random and not destination.isfinite().all():
-            # An argmax over NaN is the same everywhere: target, drafts and replay would agree on nonsense.
-            raise UserError(
-                f"{entry.file}: tensor {name}: holds values that are not finite; fetch or export the file again"
-            )
+        if not self._is_random:
+            _check_finite(entry, destination.isfinite())
         return destination
 
     def _fill(self, entry: TensorEntry, destination: Tensor, part: Part | None = None) -> None:
         """A whole tensor, or a part of one that is stored as it is."""
-        if self._is_random:
+        if entry.parts is not None:
+            dequantise(self._parts_of(entry), destination)
+        elif self._is_random:
             fill_at_random(destination, entry.name)
-        elif entry.parts is not None:
-            dequantise({role: self._read_stored(stored) for role, stored in entry.parts.items()}, destination)
         elif part is not None and part.dim == 0:
             destination.copy_(self._read_stored(entry.rows(part.start, part.stop)))
         else:
             stored = self._read_stored(entry)
             destination.copy_(stored if part is None else stored[part.index])
 
+    def _parts_of(self, entry: TensorEntry) -> dict[str, Tensor]:
+        """Codes and scales of a quantised weight."""
+        assert entry.parts is not None
+        if self._is_random:
+            return random_fp8(entry.shape, entry.name, self.device)
+        return {role: self._read_stored(stored) for role, stored in entry.parts.items()}
+
     def _read_stored(self, entry: TensorEntry) -> Tensor:
         self._on_read(entry.num_bytes)
         return self._files.read(entry)
+
+
+def _check_finite(entry: TensorEntry, is_finite: Tensor) -> None:
+    """An argmax over NaN is the same everywhere: target, drafts and replay would agree on nonsense."""
+    if not is_finite.all():
+        raise UserError(
+            f"{entry.file}: tensor {entry.name}: holds values that are not finite; fetch or export the file again"
+        )

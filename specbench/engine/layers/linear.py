@@ -1,8 +1,9 @@
-"""A matrix and its bias, plain or packed for a CPU."""
+"""A matrix and its bias: plain, packed for a CPU, or in FP8 on a GPU."""
 
 from __future__ import annotations
 
 import platform
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -60,8 +61,39 @@ class PackedLinear(Linear):
         return start, start + torch.ops.mkldnn._nbytes(self._weight)
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None) -> Linear:
+@dataclass(frozen=True, slots=True)
+class Fp8Matrix:
+    """A weight as codes and scales."""
+
+    # [outputs, inputs] float8_e4m3fn
+    codes: Tensor
+    # [outputs, inputs / 128] fp32
+    scale: Tensor
+
+
+class Fp8Linear(Linear):
+    """The same with the weight in codes, converted inside the product. For many rows it is converted before, since
+    their product costs more than reading it."""
+
+    def __init__(self, matrix: Fp8Matrix, bias: Tensor | None = None) -> None:
+        super().__init__(matrix.codes, bias)
+        self._scale = matrix.scale
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from specbench.engine.kernels import fp8_linear
+
+        if len(x) <= fp8_linear.MAX_ROWS:
+            return fp8_linear.fp8_linear(x.contiguous(), self._weight, self._scale, self._bias)
+        return fp8_linear.fp8_linear_reference(x, self._weight, self._scale, self._bias)
+
+    def wide(self, x: Tensor) -> Tensor:
+        return self(x).to(torch.float32)
+
+
+def make_linear(weight: Tensor | Fp8Matrix, bias: Tensor | None = None) -> Linear:
     """Packed where that can be done and pays."""
+    if isinstance(weight, Fp8Matrix):
+        return Fp8Linear(weight, bias)
     is_packed = can_pack(weight.numel(), weight.dtype, weight.device)
     return PackedLinear(weight, bias) if is_packed else Linear(weight, bias)
 

@@ -18,7 +18,7 @@ from specbench.engine.layers.attention_backends.backend import AttentionBackend,
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.embedding import Embedding, LogitsHead
 from specbench.engine.layers.huge_pages import use_huge_pages
-from specbench.engine.layers.linear import can_pack, make_linear
+from specbench.engine.layers.linear import Fp8Matrix, can_pack, make_linear
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.mlp import GatedMLP
 from specbench.engine.layers.moe import MixtureOfExperts, SoftmaxRouter
@@ -92,15 +92,15 @@ class DecoderLayer:
 
 def _read_projections(
     weights: WeightReader, prefix: str, names: Sequence[str], has_bias: bool
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor | Fp8Matrix, Tensor | None]:
     """Projections of the same input as one: weight and bias."""
-    weight = weights.read_rows([f"{prefix}{name}.weight" for name in names])
+    weight = weights.read_matrix([f"{prefix}{name}.weight" for name in names])
     return weight, weights.read_rows([f"{prefix}{name}.bias" for name in names]) if has_bias else None
 
 
-def _read_reduced(weights: WeightReader, name: str, has_bias: bool) -> tuple[Tensor, Tensor | None]:
+def _read_reduced(weights: WeightReader, name: str, has_bias: bool) -> tuple[Tensor | Fp8Matrix, Tensor | None]:
     """A projection whose products the ranks add up: weight, and the bias, which one rank adds."""
-    weight = weights.read(name + ".weight")
+    weight = weights.read_matrix([name + ".weight"])
     return weight, weights.read(name + ".bias").mul_(weights.parallel.rank == 0) if has_bias else None
 
 
@@ -116,7 +116,10 @@ def _read_attention(
         head_norm = RMSNorm(torch.cat(norms), config.rms_norm_eps)
     inputs, input_bias = _read_projections(weights, prefix, ("q_proj", "k_proj", "v_proj"), config.has_attention_bias)
     outputs, output_bias = _read_reduced(weights, prefix + "o_proj", config.has_output_bias)
-    of_heads = (inputs, outputs.T, *([] if input_bias is None else [input_bias])) if heads_by_group else ()
+    of_heads: list[Tensor] = []
+    if heads_by_group:
+        assert isinstance(inputs, Tensor) and isinstance(outputs, Tensor), "codes stay where heads stay in order"
+        of_heads = [inputs, outputs.T, *([] if input_bias is None else [input_bias])]
     for of_queries in of_heads:
         queries = of_queries[: config.query_width]
         queries.copy_(by_group(queries, config.num_kv_heads, config.head_dim))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.checks import ExpectedTensors, check_tensors
+from specbench.engine.checkpoints.quantised import imagined_fp8, keep_in_codes, kept_bytes
 from specbench.engine.checkpoints.tensor_entry import TensorEntry
 from specbench.engine.content.content_tokens import ContentTokens
 from specbench.engine.models import (
@@ -100,15 +101,32 @@ FAMILIES = {
 }
 
 
-def open_checkpoint(path: str | Path, load: str) -> Checkpoint:
-    """A checkpoint folder; with load "random", as if its weights were there in bf16, and drawn when they are read."""
-    if load != "random":
-        return Checkpoint.open(path)
-    checkpoint = Checkpoint.of_config(path)
+def open_checkpoint(path: str | Path, load: str, quantised_weights: str = "dequantise") -> Checkpoint:
+    """A checkpoint folder; with load "random", as if its weights were there in bf16 (FP8 where config.json says so),
+    and drawn when they are read. quantised_weights "keep" marks what products take in codes."""
+    checkpoint = Checkpoint.open(path) if load != "random" else _imagined(Checkpoint.of_config(path))
+    if quantised_weights != "keep":
+        return checkpoint
+    tensors = keep_in_codes(checkpoint.tensors)
+    if not any(entry.is_kept for entry in tensors.values()):
+        raise UserError(
+            f"model.quantised_weights: {checkpoint.path} has no FP8 matrices that products take; say dequantise"
+        )
+    return replace(checkpoint, tensors=tensors)
+
+
+def _imagined(checkpoint: Checkpoint) -> Checkpoint:
+    """config.json alone, with the tensors that it implies."""
     config = load_model_config(checkpoint)
     expected = FAMILIES[config.architecture].expected_tensors(config, config.num_modules)
     file = checkpoint.path / CONFIG_FILE
-    tensors = {name: TensorEntry(name, file, "BF16", shape) for name, shape in expected.required.items()}
+    is_fp8 = (checkpoint.config.get("quantization_config") or {}).get("quant_method") == "fp8"
+    tensors = {
+        name: imagined_fp8(name, file, shape)
+        if is_fp8 and name.endswith("_proj.weight")
+        else TensorEntry(name, file, "BF16", shape)
+        for name, shape in expected.required.items()
+    }
     return replace(checkpoint, tensors=tensors)
 
 
@@ -217,14 +235,23 @@ def target_weight_bytes(checkpoint: Checkpoint, dtype: str, device: str, shard: 
     num_elements = (stop - start) * config.hidden_size
     is_head_copied = config.is_tied and can_pack(num_elements, getattr(torch, dtype), torch.device(device))
     head_copy = num_elements * size if is_head_copied else 0
-    return FAMILIES[config.architecture].expected_tensors(config, 0).num_bytes(size) + head_copy
+    expected = FAMILIES[config.architecture].expected_tensors(config, 0)
+    return expected.num_bytes(size) - _saved_bytes(checkpoint, expected, size) + head_copy
 
 
 def module_weight_bytes(checkpoint: Checkpoint, dtype: str, num_modules: int, shard: Shard = WHOLE) -> int:
     """Bytes of what `build_modules` would hold, before anything is loaded."""
     config = _sharded_config(checkpoint, shard)
-    expected_tensors, size = FAMILIES[config.architecture].expected_tensors, _ELEMENT_SIZES[dtype]
-    return expected_tensors(config, num_modules).num_bytes(size) - expected_tensors(config, 0).num_bytes(size)
+    size = _ELEMENT_SIZES[dtype]
+    with_modules, without = (FAMILIES[config.architecture].expected_tensors(config, n) for n in (num_modules, 0))
+    held = [expected.num_bytes(size) - _saved_bytes(checkpoint, expected, size) for expected in (with_modules, without)]
+    return held[0] - held[1]
+
+
+def _saved_bytes(checkpoint: Checkpoint, expected: ExpectedTensors, size: int) -> int:
+    """What keeping matrices in codes saves of the bytes of these tensors."""
+    kept = [shape for name, shape in expected.required.items() if checkpoint.tensors[name].is_kept]
+    return sum(math.prod(shape) * size - kept_bytes(shape) for shape in kept)
 
 
 def target_cache_groups(checkpoint: Checkpoint, dtype: str, shard: Shard = WHOLE) -> tuple[CacheGroupSpec, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,11 @@ from torch import Tensor
 
 from specbench.engine.checkpoints import dequantise as dequantise_module
 from specbench.engine.checkpoints.checkpoint import Checkpoint
+from specbench.engine.checkpoints.quantised import FP8, keep_in_codes, kept_bytes
+from specbench.engine.checkpoints.tensor_entry import TensorEntry
 from specbench.engine.checkpoints.weights import WeightReader
+from specbench.engine.kernels.fp8_linear import converted
+from specbench.engine.layers.linear import Fp8Matrix
 from specbench.engine.models.registry import num_parameters
 from specbench.errors import UserError
 from tests.engine.harness import make_engine, outputs, token_request
@@ -184,3 +189,49 @@ def test_another_way_of_quantising_is_refused(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
     with pytest.raises(UserError, match="quantization_config: weights quantised by awq are not implemented"):
         make_engine(folder)
+
+
+@pytest.mark.parametrize(
+    "scale", [torch.tensor(0.5), torch.rand(256, 1) + 0.1, torch.rand(2, 3) + 0.1], ids=["all", "row", "block"]
+)
+def test_kept_codes_mean_what_dequantised_ones_do(scale: Tensor, tmp_path: Path) -> None:
+    codes = random_fp8(256, 384)
+    end = "weight_scale_inv" if scale.shape == (2, 3) else "weight_scale"
+    folder = write_projection(tmp_path, {"weight": codes, end: scale})
+    dequantised = WeightReader(Checkpoint.open(folder), torch.float32, torch.device("cpu")).read(PROJECTION)
+    kept = replace(Checkpoint.open(folder), tensors=keep_in_codes(Checkpoint.open(folder).tensors))
+    reader = WeightReader(kept, torch.bfloat16, torch.device("cpu"))
+    matrix = reader.read_matrix([PROJECTION])
+    assert isinstance(matrix, Fp8Matrix) and matrix.scale.shape == (256, 3)
+    torch.testing.assert_close(converted(matrix.codes, matrix.scale), dequantised, rtol=0, atol=0)
+    assert reader.num_bytes == kept_bytes((256, 384)) == 256 * (384 + 12)
+
+
+PROJECTION = "model.layers.0.self_attn.o_proj.weight"
+
+
+def write_projection(folder: Path, parts: Tensors) -> Path:
+    (folder / "config.json").write_text("{}")
+    stem = PROJECTION.removesuffix("weight")
+    save_file({stem + end: tensor for end, tensor in parts.items()}, folder / "model.safetensors")
+    return folder
+
+
+def test_kept_codes_that_are_no_numbers(tmp_path: Path) -> None:
+    codes = random_fp8(128, 128)
+    codes.view(torch.uint8)[5, 7] = 0xFF
+    folder = write_projection(tmp_path, {"weight": codes, "weight_scale": torch.tensor(0.5)})
+    kept = replace(Checkpoint.open(folder), tensors=keep_in_codes(Checkpoint.open(folder).tensors))
+    with pytest.raises(UserError, match="values that are not finite"):
+        WeightReader(kept, torch.bfloat16, torch.device("cpu")).read_matrix([PROJECTION])
+
+
+def test_products_are_kept_as_a_whole_or_not_at_all() -> None:
+    def entry(name: str, dtype: str, inner: int = 256) -> TensorEntry:
+        return TensorEntry(name, Path(), dtype, (128, inner))
+
+    layers = {"a.q_proj.weight": FP8, "a.k_proj.weight": FP8, "a.v_proj.weight": "BF16", "a.o_proj.weight": FP8}
+    tensors = {name: entry(name, dtype) for name, dtype in layers.items()}
+    tensors["a.experts.0.down_proj.weight"] = entry("a.experts.0.down_proj.weight", FP8)
+    tensors["b.down_proj.weight"] = entry("b.down_proj.weight", FP8, inner=200)
+    assert [name for name, one in keep_in_codes(tensors).items() if one.is_kept] == ["a.o_proj.weight"]

@@ -81,7 +81,13 @@ def test_random_weights_have_another_hash_than_any_checkpoint(folder: Path):
 
 
 #: Billions of parameters, modules included, and modules.
-SIZES = {"qwen3_8b": (8.2, 0), "mimo_7b": (7.8, 1), "inkling_8b": (8.0, 8), "qwen3_30b_a3b": (30.5, 0)}
+SIZES = {
+    "qwen3_8b": (8.2, 0),
+    "qwen3_8b_fp8": (8.2, 0),
+    "mimo_7b": (7.8, 1),
+    "inkling_8b": (8.0, 8),
+    "qwen3_30b_a3b": (30.5, 0),
+}
 
 
 @pytest.mark.parametrize("name", SHAPES)
