@@ -159,7 +159,7 @@ def test_unknown_tensor(folder: Path, file: str, name: str) -> None:
 
 
 def test_tensors_of_a_tower_that_is_not_run_are_ignored(folder: Path) -> None:
-    towers = {"model.visual.final_norm.weight": torch.zeros(3)}
+    towers = {"model.depth.final_norm.weight": torch.zeros(3)}
     change_tensors(folder, "model.safetensors", lambda tensors: tensors.update(towers))
     checkpoint = Checkpoint.open(folder)
     check_checkpoint(checkpoint, load_model_config(checkpoint), 3)
