@@ -11,6 +11,7 @@ else is computed on the device. On a CPU the same functions run on the same buff
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Generic, TypeVar
@@ -29,6 +30,7 @@ T = TypeVar("T")
 #: Numbers of requests are powers of two up to the first of these, then multiples of it, and so on.
 _STEPS = (8, 16, 32)
 _FEW, _MANY = 64, 256
+_MOST_TOKENS = 512
 
 
 def capture_sizes(max_num_seqs: int) -> list[int]:
@@ -40,20 +42,23 @@ def capture_sizes(max_num_seqs: int) -> list[int]:
     return [size for size in sizes if size < max_num_seqs] + [max_num_seqs]
 
 
+def token_sizes(max_num_tokens: int) -> list[int]:
+    """Numbers of rows that steps with chunks of prompts are padded to, ascending. Steps of more rows keep a device busy
+    for longer than the host takes to launch them."""
+    sizes = [16, 32, 48, *range(64, 128, 32), *range(128, _MOST_TOKENS + 1, 64)]
+    return [size for size in sizes if size <= max_num_tokens]
+
+
 class Recording(Generic[T]):
     """One function of buffers, recorded. `outputs` are those of the last call."""
 
     def __init__(self, function: Callable[[], T], recorder: Recorder):
-        self._graph: torch.cuda.CUDAGraph | None = None
         self._function = function
         # Once as it stands: kernels are compiled, and what is made once is made.
         self.outputs = function()
-        if recorder.is_cuda:
-            self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(
-                self._graph, pool=recorder.pool, stream=recorder.stream, capture_error_mode="thread_local"
-            ):
-                self.outputs = function()
+        self._graph: torch.cuda.CUDAGraph | None = None
+        if recorder.stream is not None:
+            self._graph, self.outputs = recorder.record(function)
 
     def replay(self) -> T:
         if self._graph is None:
@@ -67,9 +72,28 @@ class Recorder:
     """What recordings share: the memory of their intermediate results, since no two run at the same time."""
 
     def __init__(self, device: torch.device):
-        self.is_cuda = device.type == "cuda"
-        self.pool = torch.cuda.graph_pool_handle() if self.is_cuda else None
-        self.stream = torch.cuda.Stream(device) if self.is_cuda else None
+        is_cuda = device.type == "cuda"
+        #: None on a CPU, where nothing is recorded.
+        self.stream = torch.cuda.Stream(device) if is_cuda else None
+        self._pool = torch.cuda.graph_pool_handle() if is_cuda else None
+
+    def record(self, function: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
+        """A graph of what the function does, and its outputs, which every replay fills anew."""
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        # What a collection would free in the middle belongs to no graph.
+        gc.disable()
+        try:
+            with torch.cuda.stream(self.stream):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    outputs = function()
+                finally:
+                    graph.capture_end()
+        finally:
+            gc.enable()
+        torch.cuda.synchronize()
+        return graph, outputs
 
 
 class CapturedStep:
@@ -148,24 +172,64 @@ class CapturedStep:
 
     def real_requests(self, output: SchedulerOutput) -> Forwarded:
         """What the target made of the requests that are no padding."""
-        batch, n = self._forward.outputs.batch, output.num_requests
+        forwarded, n = self._forward.outputs, output.num_requests
+        batch = forwarded.batch
         indices = padded_indices(self._inputs[:, :n], output.rows, self.num_rows, self._k)
         real = InputBatch(indices, batch.counts[:, :n], batch.block_tables[:, :n], self._max_seq_lens_np[:n])
-        return self._forward.outputs.first(real)
+        return Forwarded.of_rows(real, forwarded.positions, forwarded.hidden)
+
+
+class CapturedForward:
+    """The target's forward of steps of any kind, chunks of prompts among them, with at most `num_tokens` rows.
+
+    What decides its shapes is the number of rows alone: which request has how many, the device finds out.
+    """
+
+    def __init__(
+        self, stages: StepStages, recorder: Recorder, num_tokens: int, max_num_seqs: int, max_seq_len: int
+    ) -> None:
+        self.num_tokens = num_tokens
+        self._scratch_row = stages.state.scratch_row
+        # [2, max_num_seqs + 1] int64: persistent rows, and how many rows each has; the last one is always padding
+        inputs_np = np.zeros((2, max_num_seqs + 1), dtype=np.int64)
+        inputs_np[0] = self._scratch_row
+        self._inputs = torch.tensor(inputs_np, device=stages.model.device)
+        self._recording = Recording(partial(stages.forward_tokens, self._inputs, num_tokens, max_seq_len), recorder)
+
+    def forward(self, output: SchedulerOutput, batch: InputBatch) -> Forwarded:
+        inputs_np = np.zeros(self._inputs.shape, dtype=np.int64)
+        inputs_np[0] = self._scratch_row
+        inputs_np[0, : output.num_requests] = output.rows
+        inputs_np[1, : output.num_requests] = output.num_tokens
+        copy_in(self._inputs, inputs_np)
+        positions, hidden = self._recording.replay()
+        return Forwarded.of_rows(batch, positions, hidden)
 
 
 class CapturedSteps:
     """The shapes that are recorded."""
 
     def __init__(self) -> None:
+        # ascending by their number of tokens
+        self._forwards: list[CapturedForward] = []
         # rows of each request -> shapes, ascending by their number of requests
         self._shapes: dict[int, list[CapturedStep]] = {}
 
     def capture(
-        self, stages: StepStages, max_num_seqs: int, max_seq_len: int, on_progress: Callable[[str], None]
+        self,
+        stages: StepStages,
+        max_num_seqs: int,
+        max_num_tokens: int,
+        max_seq_len: int,
+        on_progress: Callable[[str], None],
     ) -> None:
         """Record every shape, the largest first, so that the smaller ones find its memory."""
         recorder = Recorder(stages.model.device)
+        if not stages.model.attention.needs_segments:
+            for num_tokens in reversed(token_sizes(max_num_tokens)):
+                on_progress(f"recording graphs: forward of {num_tokens} tokens")
+                captured_forward = CapturedForward(stages, recorder, num_tokens, max_num_seqs, max_seq_len)
+                self._forwards.insert(0, captured_forward)
         sizes = capture_sizes(max_num_seqs)
         all_rows = sorted({1, stages.k + 1}, reverse=True)
         shapes = [(rows, size) for rows in all_rows for size in reversed(sizes)]
@@ -184,3 +248,9 @@ class CapturedSteps:
             if most_rows <= num_rows:
                 return next((one for one in self._shapes[num_rows] if output.num_requests <= one.num_requests), None)
         return None
+
+    def find_forward(self, output: SchedulerOutput) -> CapturedForward | None:
+        """The smallest recorded forward that holds any other step; None where it reads features, or is too large."""
+        if output.content:
+            return None
+        return next((one for one in self._forwards if output.total_tokens <= one.num_tokens), None)

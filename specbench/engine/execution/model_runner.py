@@ -43,13 +43,15 @@ class ModelRunner:
         self.stages = StepStages(config, model, proposer, caches, self.state)
         self.captured_steps = CapturedSteps()
         self._clock = StepClock(model.device)
-        self._max_num_seqs = config.max_num_seqs
-        self._max_model_len = config.max_model_len
+        self._config = config
 
     @torch.inference_mode()
     def capture(self, on_progress: Callable[[str], None]) -> None:
         """Record the steps of decoding, before the first one runs."""
-        self.captured_steps.capture(self.stages, self._max_num_seqs, self._max_model_len, on_progress)
+        config = self._config
+        self.captured_steps.capture(
+            self.stages, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, on_progress
+        )
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> PendingStep:
@@ -61,12 +63,13 @@ class ModelRunner:
         return self._run(output) if captured is None else self._replay(captured, output)
 
     def _run(self, output: SchedulerOutput) -> PendingStep:
-        """A step of any shape."""
+        """A step of any shape, its forward replayed where one of so many rows is recorded."""
         results = StepResults.empty(self.k, output.num_requests, self.state.device)
         batch = InputBatch.gather(output, self.state, self.k)
         times = self._clock.begin()
         features = encode_step(output.content, output.num_requests, self.content_encoder, self.state.device)
-        forwarded = self.stages.forward(batch, features)
+        captured = self.captured_steps.find_forward(output)
+        forwarded = self.stages.forward(batch, features) if captured is None else captured.forward(output, batch)
         times.mark()
         token_logprobs = self.stages.verify(forwarded, results)
         times.mark()

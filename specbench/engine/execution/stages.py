@@ -19,7 +19,7 @@ from specbench.engine.execution.step_results import StepResults
 from specbench.engine.execution.token_logprobs import LogprobRows, TokenLogprobs
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.features import StepFeatures
-from specbench.engine.layers.metadata import AttentionMetadataBuilder, RowLayout, TargetOutput
+from specbench.engine.layers.metadata import AttentionMetadataBuilder, DeviceLayout, RowLayout, TargetOutput
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.proposer import AdmittedRequest, DraftBatch, Proposer
 from specbench.engine.proposers.row_indices import row_indices
@@ -45,11 +45,12 @@ class Forwarded:
     positions: torch.Tensor
     hidden: TargetOutput
 
-    def first(self, batch: InputBatch) -> Forwarded:
-        """Of the requests of `batch`, the first of this one's."""
+    @classmethod
+    def of_rows(cls, batch: InputBatch, positions: torch.Tensor, hidden: TargetOutput) -> Forwarded:
+        """From tensors in which the batch's rows are the first."""
         num_tokens = batch.indices.query_start_loc_np[-1]
-        hidden = TargetOutput(self.hidden.hidden_states[:num_tokens], self.hidden.residual[:num_tokens])
-        return Forwarded(batch, self.positions[:num_tokens], hidden)
+        of_batch = TargetOutput(hidden.hidden_states[:num_tokens], hidden.residual[:num_tokens])
+        return cls(batch, positions[:num_tokens], of_batch)
 
 
 class StepStages:
@@ -96,6 +97,23 @@ class StepStages:
             request_of_row = row_indices(indices.query_start_loc_np, self.model.device).request_of_row
             embeds = features.merge(embeds, request_of_row, metadata.positions)
         return Forwarded(batch, metadata.positions, self.model.forward(embeds, metadata, self.caches))
+
+    def forward_tokens(
+        self, inputs: torch.Tensor, num_tokens: int, max_seq_len: int
+    ) -> tuple[torch.Tensor, TargetOutput]:
+        """The forward of any mix of requests with at most `num_tokens` rows: positions of the rows, and what comes out.
+
+        inputs: [2, num_requests] int64, persistent row of each request and its rows; 0 for a request of padding, which
+        the last one always is. Rows that are left over are its dead ones, behind all others.
+        """
+        rows, num_live = inputs
+        state = self.state
+        first_position = state.counts[1].index_select(0, rows)
+        layout = DeviceLayout.of(num_live, first_position, num_tokens, max_seq_len)
+        tables = state.block_tables[: self.num_target_groups].index_select(1, rows)
+        metadata = self.metadata_builder.build_on_device(tables, layout)
+        token_ids = state.token_pool[rows[layout.request_of_row], layout.positions].clamp_min_(0)
+        return layout.positions, self.model.forward(self.model.embed(token_ids), metadata, self.caches)
 
     def verify(self, forwarded: Forwarded, results: StepResults) -> list[TokenLogprobs]:
         """Verify and commit, with every sampling parameter; returns the log-probabilities that requests ask for."""

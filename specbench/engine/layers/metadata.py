@@ -52,6 +52,36 @@ class RowLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceLayout:
+    """The rows of a step of which the host knows no more than an upper bound: a graph serves any counts below it."""
+
+    #: [num_reqs + 1] int32; the last is the number of rows
+    query_start_loc: Tensor
+    #: [num_reqs] int64
+    first_position: Tensor
+    num_live: Tensor
+    #: [num_tokens] int64: row -> request, and its position; 0 where it is dead
+    request_of_row: Tensor
+    positions: Tensor
+    #: [num_tokens] bool
+    is_live: Tensor
+    max_seq_len: int
+
+    @classmethod
+    def of(cls, num_live: Tensor, first_position: Tensor, num_tokens: int, max_seq_len: int) -> DeviceLayout:
+        """num_live: [num_reqs] int64, rows of each request; the last one has none, and the dead rows that are left of
+        `num_tokens`."""
+        ends = num_live.cumsum(0)
+        starts = torch.cat([torch.zeros_like(ends[:1]), ends[:-1], torch.full_like(ends[:1], num_tokens)])
+        row = torch.arange(num_tokens, device=num_live.device)
+        request_of_row = torch.searchsorted(ends, row, right=True).clamp_max_(len(num_live) - 1)
+        offsets = row - starts[request_of_row]
+        is_live = offsets < num_live[request_of_row]
+        positions = (first_position[request_of_row] + offsets) * is_live
+        return cls(starts.int(), first_position, num_live, request_of_row, positions, is_live, max_seq_len)
+
+
+@dataclass(frozen=True, slots=True)
 class SegmentKeys:
     """The keys that a segment's rows see in one cache group: K slots a request, not all of them visible to all rows."""
 
@@ -237,7 +267,13 @@ class AttentionMetadataBuilder:
             positions=positions.view(-1),
             slot_mapping=dict(zip(self._names, slot_mapping.unbind(0), strict=True)),
             tap_slots=tap_slots,
-            paged=self._paged(tables, layout, self._uniform_start_loc(len(shifted), num_rows), num_rows),
+            paged=self._paged(
+                tables,
+                layout.first_position,
+                layout.num_live,
+                self._uniform_start_loc(len(shifted), num_rows),
+                num_rows,
+            ),
             segments=(Segment(len(shifted), num_rows, None, keys),) if self._needs_segments else (),
         )
 
@@ -248,13 +284,20 @@ class AttentionMetadataBuilder:
             self._uniform_starts[num_reqs, num_rows] = starts
         return self._uniform_starts[num_reqs, num_rows]
 
-    def _paged(self, tables: Tensor, layout: RowLayout, query_start_loc: Tensor, max_rows: int) -> PagedRows:
+    def _paged(
+        self,
+        tables: Tensor,
+        first_position: Tensor,
+        num_live: Tensor | None,
+        query_start_loc: Tensor,
+        max_rows: int,
+    ) -> PagedRows:
         return PagedRows(
-            num_reqs=len(layout.first_position),
+            num_reqs=len(first_position),
             max_rows=max_rows,
             query_start_loc=query_start_loc,
-            first_position=layout.first_position,
-            num_live=layout.num_live,
+            first_position=first_position,
+            num_live=num_live,
             block_tables=dict(zip(self._names, tables.unbind(0), strict=True)),
             block_size=self._block_size,
         )
@@ -278,21 +321,36 @@ class AttentionMetadataBuilder:
         """Any mix of row counts: short ones share a padded segment, each longer chunk has its own."""
         starts = np.asarray(layout.query_start_loc_np)
         counts = np.diff(starts)
-        max_seq_lens = np.asarray(layout.max_seq_lens_np)
-        shifted, slots = self._row_slots(tables, layout, counts)
-        slot_mapping = self._slot_mapping(slots, layout, counts)
+        offsets_np = np.concatenate([np.arange(count) for count in counts])
+        offsets, requests, query_start_loc = to_device(
+            [offsets_np, np.repeat(np.arange(len(counts)), counts), starts], self._device
+        )
+        positions = layout.first_position[requests] + offsets
+        is_live = None if layout.num_live is None else offsets < layout.num_live[requests]
+        slot_mapping, tap_slots = self._row_slots(tables, requests, positions, is_live)
         return AttentionMetadata(
             num_tokens=int(starts[-1]),
-            max_seq_len=int(max_seq_lens.max()),
-            positions=shifted - self._block_size,
-            slot_mapping=dict(zip(self._names, slot_mapping.unbind(0), strict=True)),
-            tap_slots={
-                spec.name: slots[group].reshape(-1)
-                for group, spec in enumerate(self._groups)
-                if spec.kind == "short_conv"
-            },
-            paged=self._paged(tables, layout, to_device([starts], self._device)[0].int(), int(counts.max())),
+            max_seq_len=int(np.max(layout.max_seq_lens_np)),
+            positions=positions,
+            slot_mapping=slot_mapping,
+            tap_slots=tap_slots,
+            paged=self._paged(tables, layout.first_position, layout.num_live, query_start_loc.int(), int(counts.max())),
             segments=self._ragged_segments(tables, layout) if self._needs_segments else (),
+        )
+
+    def build_on_device(self, tables: Tensor, layout: DeviceLayout) -> AttentionMetadata:
+        """Metadata of a step whose row counts the device alone knows; without segments, which need them."""
+        assert not self._needs_segments
+        slot_mapping, tap_slots = self._row_slots(tables, layout.request_of_row, layout.positions, layout.is_live)
+        num_tokens = len(layout.positions)
+        return AttentionMetadata(
+            num_tokens=num_tokens,
+            max_seq_len=layout.max_seq_len,
+            positions=layout.positions,
+            slot_mapping=slot_mapping,
+            tap_slots=tap_slots,
+            paged=self._paged(tables, layout.first_position, layout.num_live, layout.query_start_loc, num_tokens),
+            segments=(),
         )
 
     def _ragged_segments(self, tables: Tensor, layout: RowLayout) -> tuple[Segment, ...]:
@@ -312,27 +370,20 @@ class AttentionMetadataBuilder:
         """start .. end - 1, without making a tensor."""
         return self._arange[start - self._first_offset : end - self._first_offset]
 
-    def _row_slots(self, tables: Tensor, layout: RowLayout, counts: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Positions shifted up by one block [num_tokens], slots of all taps [num_groups, num_tokens, kernel]."""
-        reach = self._kernel - 1
-        offsets = np.concatenate([np.arange(count) for count in counts])[:, None]
-        tap_offsets_np = offsets + np.arange(self._block_size - reach, self._block_size + 1)
-        requests, tap_offsets = to_device([np.repeat(np.arange(len(counts)), counts), tap_offsets_np], self._device)
-        # [num_tokens, kernel]
-        shifted = layout.first_position[requests][:, None] + tap_offsets
+    def _row_slots(
+        self, tables: Tensor, requests: Tensor, positions: Tensor, is_live: Tensor | None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Own slots and tap slots by group, from each row's request and position, [num_tokens]; is_live: bool."""
+        # [num_tokens, kernel]: shifted up by one block, so that taps before position 0 are in the null block's column
+        shifted = positions[:, None] + self._offsets(self._block_size + 1 - self._kernel, self._block_size + 1)
         blocks = tables[:, requests[:, None], shifted // self._block_size]
-        return shifted[:, reach], torch.add(shifted % self._block_size, blocks, alpha=self._block_size)
-
-    def _slot_mapping(self, slots: Tensor, layout: RowLayout, counts: np.ndarray) -> Tensor:
-        # [num_groups, num_tokens, kernel] -> [num_groups, num_tokens]
-        own = slots[:, :, -1].contiguous()
-        if layout.num_live is None:
-            return own
-        offsets, requests = to_device(
-            [np.concatenate([np.arange(count) for count in counts]), np.repeat(np.arange(len(counts)), counts)],
-            self._device,
-        )
-        return torch.where(offsets < layout.num_live[requests], own, -1)
+        # [num_groups, num_tokens, kernel]
+        slots = torch.add(shifted % self._block_size, blocks, alpha=self._block_size)
+        own = slots[:, :, -1].contiguous() if is_live is None else torch.where(is_live, slots[:, :, -1], -1)
+        taps = {
+            spec.name: slots[group].reshape(-1) for group, spec in enumerate(self._groups) if spec.kind == "short_conv"
+        }
+        return dict(zip(self._names, own.unbind(0), strict=True)), taps
 
     def _plan_segments(self, starts: np.ndarray, counts: np.ndarray, max_seq_lens: np.ndarray) -> list[_SegmentPlan]:
         plans = []

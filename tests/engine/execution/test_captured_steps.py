@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench.engine.execution.cuda_graphs import capture_sizes
+from specbench.engine.execution.cuda_graphs import capture_sizes, token_sizes
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.proposer_table import PROPOSERS
 from specbench.engine.scheduling.step import DECODE, FINAL_CHUNK, SchedulerOutput
 from tests.engine.cache_entries import EntryChecker
-from tests.engine.devices import DEVICES
+from tests.engine.devices import DEVICES, ON_GPU
 from tests.engine.harness import make_engine, outputs, run, token_request
 from tests.engine.oracle import Oracle
 from tests.engine.proposers.test_sharing import engine_of, recorded, sharing_requests
@@ -30,6 +30,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     return build_tiny_inkling(tmp_path_factory.mktemp("tiny"), num_modules=8)
+
+
+def test_numbers_of_rows_that_are_recorded():
+    assert token_sizes(100) == [16, 32, 48, 64, 96] and token_sizes(8192)[-2:] == [448, 512] and token_sizes(8) == []
 
 
 @pytest.mark.parametrize(("most", "last"), [(1, [1]), (3, [1, 2, 3]), (32, [16, 24, 32]), (100, [64, 80, 96, 100])])
@@ -237,6 +241,35 @@ def persistent_tensors(engine: LLMEngine) -> list[torch.Tensor]:
     streams = [stream[:-1] for pool in engine.caches.values() for layer in pool.layers for stream in layer]
     own = [value[:-1] for value in vars(engine.runner.proposer).values() if isinstance(value, torch.Tensor)]
     return [*streams, *own, state.token_pool[:-1], state.counts[:, :-1]]
+
+
+@pytest.mark.parametrize(
+    ("device", "k", "num_requests"),
+    [
+        pytest.param({"device": "cpu"}, 0, 2, id="interpreter"),
+        pytest.param({"device": "cuda"}, 3, 8, marks=ON_GPU, id="cuda"),
+    ],
+)
+def test_chunks_of_prompts_are_replayed_by_their_number_of_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: dict, k: int, num_requests: int
+):
+    """Mixed batches whose forward is replayed say what plain decoding says, beside requests that verify."""
+    if device["device"] == "cpu":
+        if torch.cuda.is_available():
+            pytest.skip("the interpreter is for machines without a GPU")
+        monkeypatch.setattr("specbench.engine.kernels.paged_attention._FULL_GRID", 8)  # a program takes a millisecond
+    folder = build_tiny_inkling(tmp_path / "tiny", num_hidden_layers=2, local_layer_ids=[0])
+    prompts = ragged_prompts(num_requests, seed=9, longest=20)
+    requests = [token_request(f"r{i}", prompt, 3) for i, prompt in enumerate(prompts)]
+    expected = outputs(make_engine(folder), requests)
+    settings = {"max_num_batched_tokens": 16, "max_num_seqs": 2, "max_model_len": 48, "attention_backend": "triton"}
+    engine = make_engine(folder, k, cuda_graphs=True, pipeline_depth=1, **settings, **device)
+    num_rows: list[int] = []
+    find = engine.runner.captured_steps.find_forward
+    engine.runner.captured_steps.find_forward = lambda output: num_rows.append(output.total_tokens) or find(output)
+    assert outputs(engine, requests) == expected
+    assert len(num_rows) > 1 and min(num_rows) < 16
+    check_nothing_was_written_for_padding(engine)
 
 
 def test_only_steps_of_verifications_are_found(folder: Path):

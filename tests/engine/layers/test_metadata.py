@@ -8,7 +8,12 @@ import pytest
 import torch
 
 from specbench.engine.cache_group import CacheGroupSpec
-from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, num_table_columns
+from specbench.engine.layers.metadata import (
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    DeviceLayout,
+    num_table_columns,
+)
 from tests.engine.paged_sequences import PagedSequences, load_target
 
 BLOCK_SIZE = 4
@@ -126,6 +131,34 @@ def test_paged_rows_say_the_same_as_slots(tiny_folder: Path, first_positions: li
         assert torch.equal(with_segments.slot_mapping[spec.name], slots)
         if spec.kind == "short_conv":
             assert torch.equal(metadata.tap_slots[spec.name], with_segments.tap_slots[spec.name])
+
+
+@LAYOUTS
+@pytest.mark.parametrize("num_left", [0, 5])
+def test_counts_on_the_device_say_the_same(
+    tiny_folder: Path, first_positions: list[int], num_rows: list[int], num_left: int
+) -> None:
+    target = load_target(tiny_folder)
+    sequences = PagedSequences(target, 3, 200, BLOCK_SIZE)
+    requests = [2, 0, 1][: len(num_rows)]
+    expected = sequences.metadata(requests, first_positions, num_rows)
+    builder = AttentionMetadataBuilder(
+        target.cache_groups(), BLOCK_SIZE, target.relative_extents, torch.device("cpu"), needs_segments=False
+    )
+    # Two requests of padding, of which the last has the rows that are left.
+    total = sum(num_rows) + num_left
+    layout = DeviceLayout.of(torch.tensor([*num_rows, 0, 0]), torch.tensor([*first_positions, 0, 0]), total, 200)
+    tables = torch.cat([sequences.tables[:, requests], torch.zeros_like(sequences.tables[:, :2])], 1)
+    metadata = builder.build_on_device(tables, layout)
+    live = slice(0, sum(num_rows))
+    assert torch.equal(metadata.positions[live], expected.positions) and not metadata.positions[live.stop :].any()
+    starts = metadata.paged.query_start_loc.tolist()
+    assert starts == [*expected.paged.query_start_loc.tolist(), live.stop, total]
+    for name, slots in expected.slot_mapping.items():
+        assert torch.equal(metadata.slot_mapping[name][live], slots)
+        assert (metadata.slot_mapping[name][live.stop :] == -1).all()
+    for name, taps in expected.tap_slots.items():
+        assert torch.equal(metadata.tap_slots[name][: len(taps)], taps)
 
 
 @pytest.mark.parametrize("num_rows", [[4, 4], [4, 6]])
