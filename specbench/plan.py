@@ -21,10 +21,17 @@ from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.generation_config import sampling_defaults
 from specbench.engine.checkpoints.quantised import FP8, NVFP4
 from specbench.engine.config import EngineConfig
+from specbench.engine.content.content_tokens import AUDIO
 from specbench.engine.execution.memory import MemoryPlan, memory_text
 from specbench.engine.layers.attention_backends.choose import choose_backend, choose_graphs
 from specbench.engine.models.model_config import ModelConfig
-from specbench.engine.models.registry import check_checkpoint, load_model_config, num_parameters, open_checkpoint
+from specbench.engine.models.registry import (
+    check_checkpoint,
+    content_tokens,
+    load_model_config,
+    num_parameters,
+    open_checkpoint,
+)
 from specbench.engine.sampling.parameters import check_parameters
 from specbench.errors import UserError
 from specbench.evals.registry import load_task
@@ -151,6 +158,11 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     if task.judge is not None and config.eval.scorer is None:
         config = replace(config, eval=replace(config.eval, scorer=task.headline))
     requests = tuple(measured_requests(task, config.sampling, config.load.repeats))
+    if any(request.audio for request in requests) and AUDIO not in content_tokens(model_config):
+        raise UserError(
+            f"model.checkpoint: {choice.path} has no audio tower, and eval={config.eval.name} asks about clips; name "
+            "another checkpoint"
+        )
     trace_notices = check_trace(config.load, sum(one.repeat == 0 and one.follows is None for one in requests))
     for sampling in {request.sampling for request in requests}:
         check_parameters("sampling.", sampling, model_config.vocab_size, model_config.eos_token_ids)

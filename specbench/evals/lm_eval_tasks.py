@@ -55,7 +55,7 @@ def load_lm_eval(config: EvalConfig, model: EvalModel) -> Task:
     samples = judge.samples
     scorers = _scorers(loaded)
     data = DataIdentity(
-        name="+".join(name.replace("/", "_") for name in loaded["tasks"])[:80],
+        name="lm_eval_" + "+".join(name.replace("/", "_") for name in loaded["tasks"])[:80],
         path=config.data or ", ".join(config.tasks),
         revision=f"lm-eval {_version()}",
         sha256=_sha256(samples),

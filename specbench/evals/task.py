@@ -193,8 +193,11 @@ def _with_likelihood(record: SampleRecord, sample: Sample, result: GenerateResul
 def rescore(samples: Iterable[SampleRecord], scorer: str) -> list[SampleRecord]:
     """The same samples with `scorer` worked out again from their texts; other scorers' results stay."""
     samples = list(samples)
-    if scorer not in SCORER_NAMES and any(scorer in sample.score for sample in samples):
-        return samples  # by a judge of the whole run: there is nothing to work out again
+    judged = {name for sample in samples for name in sample.score if name not in SCORER_NAMES}
+    if judged:  # by a judge of the whole run, which leaves nothing to work out again
+        if scorer not in judged:
+            raise UserError(f"eval.scorer: unknown scorer {scorer!r} of this run: {near_name(scorer, judged)}")
+        return samples
     if scorer not in SCORER_NAMES:
         raise UserError(f"eval.scorer: unknown scorer {scorer!r}: {near_name(scorer, SCORER_NAMES)}")
     check_scorer(scorer, scorers_for(has_choices=any(sample.choices for sample in samples)))

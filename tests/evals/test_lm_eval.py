@@ -215,6 +215,8 @@ def test_failed_requests_are_wrong_and_repeats_are_judged_apart(
     assert [record.score[STRICT] for record in judged.samples] == [0, 1, 1, 1, 0, 0, 0, 0]
     # Another headline needs nothing worked out again; another kind of scorer has nothing to judge by.
     assert rescore(judged.samples, FLEXIBLE) == judged.samples
+    with pytest.raises(UserError, match="unknown scorer 'official' of this run: known: exact_match/flexible-extract"):
+        rescore(judged.samples, "official")
 
 
 def test_chats_go_out_as_messages(gsm8k: Callable[..., Task], sampling: SamplingConfig) -> None:
