@@ -2,6 +2,7 @@
 
     python tools/bench_gpu.py                          (everything; about ten minutes on an H200)
     python tools/bench_gpu.py --only decode verify     (sections; each under two minutes)
+    python tools/bench_gpu.py --peers vllm transformers
     python tools/bench_gpu.py --small --device cpu     (tiny shapes: whether it runs; its figures mean nothing)
 
 Weights are random, so times are real and texts mean nothing. tools/gpu_bench/__init__.py says how a step is timed.

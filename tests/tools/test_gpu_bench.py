@@ -11,11 +11,13 @@ import torch
 from specbench.engine.llm_engine import plan_engine_memory
 from specbench.model_choice import SHAPES_FOLDER
 from specbench.records import EngineStep
-from tools.gpu_bench.cases import BatchRun, Drafting, Settings, StepTime, engine_config
+from tools.gpu_bench import peers
+from tools.gpu_bench.cases import BatchRun, Drafting, Settings, StepTime, engine_config, prompt_ids
 from tools.gpu_bench.ceilings import Ceilings
 from tools.gpu_bench.floors import kv_read, shape_bytes
 from tools.gpu_bench.goals import Verdict
 from tools.gpu_bench.main import conclude, engine_fields, main
+from tools.gpu_bench.peers import is_installed, peer_step_s, transformers_peer
 from tools.gpu_bench.sections import SECTIONS
 from tools.gpu_bench.shapes import expert_counts, open_shape, shape_folder
 
@@ -117,3 +119,17 @@ def test_sections_run_on_tiny_shapes(section: str, capsys: pytest.CaptureFixture
     printed = capsys.readouterr().out
     assert "failed:" not in printed
     assert printed.count("\n") > 5
+
+
+def test_a_peer_runs_the_same_prompts_by_the_same_rules(tmp_path: Path):
+    settings = Settings(torch.device("cpu"), 12, (2, 4), num_runs=1, batch_sizes=(1, 2), scratch=tmp_path)
+    lengths: list[tuple[int, int]] = []
+    generate = transformers_peer(settings, shape_folder("qwen3_8b", tmp_path))
+    generate([prompt_ids(settings, index, 0) for index in range(2)], 3)
+    peers.PEERS["counting"] = lambda *_: lambda prompts, num_output: lengths.append((len(prompts), num_output))
+    try:
+        assert set(peer_step_s("counting", settings, tmp_path)) == {1, 2}
+    finally:
+        del peers.PEERS["counting"]
+    assert sorted(set(lengths)) == [(1, 2), (1, 4), (2, 2), (2, 4)]
+    assert not is_installed("no_such_engine")

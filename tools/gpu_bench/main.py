@@ -15,8 +15,9 @@ from specbench.run_config import SHAPES
 from .cases import Settings
 from .ceilings import measure_ceilings
 from .goals import Verdict
+from .peers import PEERS
 from .profile import profile_steps
-from .sections import SECTIONS, Bench, run_sections
+from .sections import SECTIONS, Bench, run_peers, run_sections
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -28,6 +29,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--outputs", type=int, nargs=2, default=(128, 256), metavar=("SHORT", "LONG"))
     parser.add_argument("--batches", type=int, nargs="+", default=(1, 16, 64))
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=SHAPES, help="of section decode")
+    parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=[], help="others to run beside ours")
     parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of EngineConfig")
     parser.add_argument("--profile", metavar="SHAPE[:PROPOSER:K]", help="profile steps of this shape and stop")
     parser.add_argument("--json", type=Path, help="write the verdicts there, too")
@@ -73,6 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
             profile_steps(bench, options.profile)
             return 0
         verdicts = run_sections(bench, options.only)
+        if options.peers:
+            print("\n== peers: the same prompts, rules and clock")
+            run_peers(bench, options.peers)
     return conclude(verdicts, options.json)
 
 

@@ -20,6 +20,7 @@ from .ceilings import Ceilings
 from .floors import ShapeBytes, kv_read, shape_bytes
 from .goals import Verdict
 from .loading import disk_bytes_per_s, load_bytes_per_s, write_checkpoint
+from .peers import is_installed, peer_step_s
 from .recording import host_seconds, recording_cost
 from .shapes import expert_counts, open_shape, shape_folder
 
@@ -274,6 +275,22 @@ SECTIONS: dict[str, Callable[[Bench], list[Verdict]]] = {
     "recording": recording,
     "loading": loading,
 }
+
+
+def run_peers(bench: Bench, names: Sequence[str]) -> None:
+    """Plain decoding by others, beside ours. They have no goals."""
+    shape = "qwen3_8b"
+    for name in names:
+        if not is_installed(name):
+            print(f"{name}: not installed", flush=True)
+            continue
+        try:
+            steps = peer_step_s(name, bench.settings, bench.folder(shape))
+        except Exception as error:  # another's failure is no reason to lose our figures
+            print(f"{name}: failed, {type(error).__name__}: {error}", flush=True)
+            continue
+        for batch, step_s in steps.items():
+            print(f"{name} {shape}: batch {batch}, {1e3 * step_s:.3f} ms a step, measured in this run", flush=True)
 
 
 #: Sections whose lines are those of print_step.
