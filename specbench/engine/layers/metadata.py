@@ -260,7 +260,8 @@ class AttentionMetadataBuilder:
         slot_mapping = slots[:, :, reach:]
         if layout.num_live is not None:
             slot_mapping = torch.where(self._offsets(0, num_rows) < layout.num_live[:, None], slot_mapping, -1)
-        slot_mapping = slot_mapping.reshape(len(self._groups), -1)
+        # With one row a request this would be a view of every so many elements, and kernels go from one to the next.
+        slot_mapping = slot_mapping.reshape(len(self._groups), -1).contiguous()
         return AttentionMetadata(
             num_tokens=slot_mapping.shape[1],
             max_seq_len=max_seq_len,

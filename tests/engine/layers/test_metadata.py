@@ -55,6 +55,8 @@ def test_slots_and_keys_are_what_their_definition_says(
         for row in range(count)
     ]
     assert metadata.positions.tolist() == [position for _, position in rows]
+    for tensor in (metadata.positions, *metadata.slot_mapping.values(), *metadata.tap_slots.values()):
+        assert tensor.is_contiguous(), "kernels go from one element to the next"
     for group, spec in enumerate(target.cache_groups()):
         expected = [slot_of(sequences, group, request, position) for request, position in rows]
         assert metadata.slot_mapping[spec.name].tolist() == expected
