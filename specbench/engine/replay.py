@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from specbench.engine.content.placement import content_between
-from specbench.engine.execution.features import encode_step
+from specbench.engine.execution.features import step_content
 from specbench.engine.layers.metadata import AttentionMetadataBuilder, RowLayout, num_table_columns
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.proposers.row_indices import row_indices
@@ -199,12 +199,11 @@ class _Replay:
         ends = [computed[request] + count for request, count in counts.items()]
         metadata = self.builder.build(tables[:, requests], RowLayout(starts, first_position, None, ends))
         embeds = self.engine.model.embed(torch.tensor(ids, device=self.device))
-        features = encode_step(
-            self._windows(computed, counts), len(counts), self.engine.runner.content_encoder, self.device
-        )
-        if features is not None:
-            request_of_row = row_indices(starts, self.device).request_of_row
-            embeds = features.merge(embeds, request_of_row, metadata.positions)
+        content = step_content(self._windows(computed, counts), len(counts), self.device)
+        if content is not None:
+            assert self.engine.runner.content_encoder is not None
+            features = content.encode(self.engine.runner.content_encoder.encode_content)
+            embeds = features.merge(embeds, row_indices(starts, self.device).request_of_row, metadata.positions)
         return self.engine.model.forward(embeds, metadata, self.engine.caches).hidden_states
 
     def _windows(self, computed: list[int], counts: dict[int, int]) -> list[ContentWindow]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.engine.cache_entries import EntryChecker
 from tests.engine.content.prompts import AUDIO_TOKENS, audio_request, clip, draw, tell
 from tests.engine.harness import make_engine, outputs, run, token_request
 from tests.engine.oracle import Oracle
+from tests.engine.proposers.draft_checks import run_and_check_drafts
 from tests.engine.proposers.test_mtp_multi import run_and_check
 from tests.engine.test_speculation import force_accepted
 from tests.engine.tiny_inkling import build_tiny_inkling
@@ -93,6 +95,38 @@ def test_the_single_module_hears(folder: Path) -> None:
     num_tokens = len(token_ids) + 1
     expected = oracle.single_module_drafts(pool[:num_tokens].tolist(), 3)
     assert pool[num_tokens : num_tokens + 3].tolist() == [int(logits.argmax()) for logits in expected]
+
+
+def test_a_draft_model_hears_with_its_own_tower(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = {"num_modules": 0, "seed": 7, "num_hidden_layers": 3, "hidden_size": 32, "local_layer_ids": [1]}
+    draft = build_tiny_inkling(tmp_path / "draft", has_towers=True, **shape)
+    rng = random.Random(1)
+    force_accepted(monkeypatch, [rng.choice([0, 3, rng.randint(0, 3)]) for _ in range(1000)], 246)
+    for request in (around(3, 9, 0), around(0, 30, 2)):
+        oracle = Oracle(draft)
+        tell(oracle, request)
+        engine = make_engine(
+            folder, 3, proposer="draft_model", draft_checkpoint=str(draft), max_num_batched_tokens=12, pipeline_depth=0
+        )
+        assert run_and_check_drafts(engine, [request], continued_by(oracle)) > 10
+
+
+def test_a_draft_model_without_a_tower_reads_placeholders(folder: Path, tmp_path: Path) -> None:
+    draft = build_tiny_inkling(tmp_path / "draft", num_modules=0, seed=7)
+    requests = [around(3, 9, 4)]
+    engine = make_engine(folder, 3, proposer="draft_model", draft_checkpoint=str(draft))
+    assert outputs(engine, requests) == plain(folder, requests)
+
+
+def continued_by(oracle: Oracle) -> Callable[[list[int], int], list[torch.Tensor]]:
+    def drafts(committed: list[int], num_drafts: int) -> list[torch.Tensor]:
+        tokens, logits = list(committed), []
+        for _ in range(num_drafts):
+            logits.append(oracle.target_hidden_and_logits(tokens)[1][-1])
+            tokens.append(int(logits[-1].argmax()))
+        return logits
+
+    return drafts
 
 
 # ---- Text

@@ -1,7 +1,7 @@
-"""From the audio and images of a step's rows to features on the device.
+"""The audio and images of a step's rows, from the host to the device.
 
-Belongs here: gathering what the scheduler names, one call of a tower for each kind. Does not belong here: the towers
-(layers/towers.py), the merge (layers/features.py).
+Belongs here: gathering what the scheduler names. Does not belong here: the towers (layers/towers.py), the merge
+(layers/features.py).
 
 Nothing is kept between steps. A tower makes each token's feature from that token alone and costs a few table rows, so
 the host keeps the bins for as long as the request lives, and a step makes the features that its own rows read: those of
@@ -18,18 +18,15 @@ import numpy as np
 import torch
 
 from specbench.engine.content.placement import ContentPiece
-from specbench.engine.layers.features import StepFeatures
-from specbench.engine.models.target import ContentEncoder
+from specbench.engine.layers.features import StepContent
+from specbench.engine.layers.to_device import to_device
 from specbench.engine.scheduling.step import ContentWindow
 
 
-def encode_step(
-    windows: Sequence[ContentWindow], num_requests: int, encoder: ContentEncoder | None, device: torch.device
-) -> StepFeatures | None:
-    """Features of a step of `num_requests` requests; None where none of them reads any."""
+def step_content(windows: Sequence[ContentWindow], num_requests: int, device: torch.device) -> StepContent | None:
+    """Content of a step of `num_requests` requests; None where none of them reads any."""
     if not windows:
         return None
-    assert encoder is not None, "a request with content is refused where the model has no tower"
     bounds = np.zeros((3, num_requests), dtype=np.int64)
     #: a piece, and its first entry
     pieces: list[tuple[ContentPiece, int]] = []
@@ -45,18 +42,18 @@ def encode_step(
         count = len(piece.rows)
         feature_of_entry[entry : entry + count] = np.arange(num_features, num_features + count)
         num_features += count
-    features = [
-        encoder.encode_content(kind, _to_device(np.concatenate([piece.rows for piece, _ in group]), device))
+    rows = {
+        kind: _copied(np.concatenate([piece.rows for piece, _ in group]), device)
         for kind, group in groupby(pieces, key=_kind)
-    ]
-    return StepFeatures(torch.cat(features), _to_device(feature_of_entry, device), _to_device(bounds, device))
+    }
+    return StepContent(rows, *to_device([feature_of_entry, bounds], device))
 
 
 def _kind(placed: tuple[ContentPiece, int]) -> str:
     return placed[0].kind
 
 
-def _to_device(values: np.ndarray, device: torch.device) -> torch.Tensor:
-    """A copy that the host does not wait for."""
+def _copied(values: np.ndarray, device: torch.device) -> torch.Tensor:
+    """In its own type, and without waiting for the device."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -12,7 +12,7 @@ import torch
 
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.cuda_graphs import CapturedStep, CapturedSteps
-from specbench.engine.execution.features import encode_step
+from specbench.engine.execution.features import step_content
 from specbench.engine.execution.input_batch import InputBatch
 from specbench.engine.execution.request_state import RequestState
 from specbench.engine.execution.stages import StepStages
@@ -20,6 +20,7 @@ from specbench.engine.execution.step_clock import StepClock
 from specbench.engine.execution.step_results import PendingStep, StepResults
 from specbench.engine.execution.token_logprobs import TokenLogprobs, prompt_logprobs
 from specbench.engine.layers.cache import CachePool
+from specbench.engine.layers.features import StepFeatures
 from specbench.engine.models.target import ContentEncoder, TargetModel
 from specbench.engine.proposers.proposer import AdmittedRequest, Proposer
 from specbench.engine.scheduling.step import SchedulerOutput
@@ -67,7 +68,7 @@ class ModelRunner:
         results = StepResults.empty(self.k, output.num_requests, self.state.device)
         batch = InputBatch.gather(output, self.state, self.k)
         times = self._clock.begin()
-        features = encode_step(output.content, output.num_requests, self.content_encoder, self.state.device)
+        features = self._features(output)
         captured = self.captured_steps.find_forward(output)
         forwarded = self.stages.forward(batch, features) if captured is None else captured.forward(output, batch)
         times.mark()
@@ -86,6 +87,14 @@ class ModelRunner:
             hidden_states = forwarded.hidden.hidden_states
             found = prompt_logprobs(self.stages.model, self.state, output, batch, hidden_states)
         return PendingStep(results, output.num_requests, times, token_logprobs, found)
+
+    def _features(self, output: SchedulerOutput) -> StepFeatures | None:
+        """What placeholders of this step's rows stand for; None where its rows are token ids alone."""
+        content = step_content(output.content, output.num_requests, self.state.device)
+        if content is None:
+            return None
+        assert self.content_encoder is not None, "a request with content is refused where the model has no tower"
+        return content.encode(self.content_encoder.encode_content)
 
     def _replay(self, captured: CapturedStep, output: SchedulerOutput) -> PendingStep:
         """A step of verifications, padded to a recorded shape. Parts that nobody recorded run on its buffers."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
+from typing import cast
 
 import numpy as np
 import torch
@@ -25,16 +26,18 @@ from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
 from specbench.engine.layers.cache import CachePool
+from specbench.engine.layers.features import StepFeatures
 from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, RowLayout
 from specbench.engine.layers.to_device import to_device
 from specbench.engine.models.registry import (
     build_model,
+    content_tokens,
     load_model_config,
     open_checkpoint,
     target_cache_groups,
     target_weight_bytes,
 )
-from specbench.engine.models.target import TargetModel
+from specbench.engine.models.target import ContentEncoder, TargetModel
 from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
 from specbench.engine.proposers.row_indices import RowIndices, row_indices
 from specbench.errors import UserError
@@ -107,6 +110,7 @@ class DraftModel:
         self.checkpoint = open_checkpoint(config.draft_checkpoint, config.load)
         self.model_config = load_model_config(self.checkpoint)
         check_same_vocabulary(target=checkpoint, draft=self.checkpoint)
+        self._target_config = load_model_config(checkpoint)
         #: Tokens from here on are not drafted: the draft was not made for more, or the context ends.
         self.limit = min(config.max_model_len, self.model_config.max_model_len)
 
@@ -127,6 +131,10 @@ class DraftModel:
         self.model = build_model(
             self.checkpoint, self.model_config, target.dtype, target.device, target.attention, target.parallel
         )
+        # Without towers of its own for all that the target hears and sees, it reads placeholders as tokens.
+        kinds = content_tokens(self.model_config).keys()
+        hears = bool(kinds) and kinds >= content_tokens(self._target_config).keys()
+        self._encoder = cast(ContentEncoder, self.model) if hears else None
         self.groups = self.model.cache_groups()
         self.metadata_builder = AttentionMetadataBuilder(
             self.groups,
@@ -169,17 +177,31 @@ class DraftModel:
         metadata = self.metadata_builder.build(
             batch.block_tables, RowLayout(layout.query_start_loc_np, first_position, num_live, bounds)
         )
-        hidden = self._run(batch, layout.indices.request_of_row, metadata)
+        hidden = self._run(batch, layout.indices.request_of_row, metadata, self._features(batch))
         return hidden[layout.indices.query_start + (num_live - 1).clamp_min(0)]
+
+    def _features(self, batch: DraftBatch) -> StepFeatures | None:
+        """The step's audio and images by the draft's own towers."""
+        if batch.features is None or self._encoder is None:
+            return None
+        return batch.features.content.encode(self._encoder.encode_content)
 
     def release(self, rows: list[int]) -> None:
         """Nothing was kept."""
 
-    def _run(self, batch: DraftBatch, request_of_row: Tensor, metadata: AttentionMetadata) -> Tensor:
-        """The model over one pass: [num_rows, hidden] after its final norm."""
+    def _run(
+        self,
+        batch: DraftBatch,
+        request_of_row: Tensor,
+        metadata: AttentionMetadata,
+        features: StepFeatures | None = None,
+    ) -> Tensor:
+        """The model over one pass: [num_rows, hidden] after its final norm. features: of placeholders in its rows."""
         token_ids = batch.token_pool[batch.rows[request_of_row], metadata.positions].clamp_min(0)
-        caches = self._own_caches(batch.caches)
-        return self.model.forward(self.model.embed(token_ids), metadata, caches).hidden_states
+        embeds = self.model.embed(token_ids)
+        if features is not None:
+            embeds = features.merge(embeds, request_of_row, metadata.positions)
+        return self.model.forward(embeds, metadata, self._own_caches(batch.caches)).hidden_states
 
     def _own_caches(self, caches: Mapping[str, CachePool]) -> dict[str, CachePool]:
         """The pools under the names by which the model knows them: it does not know that it drafts."""
