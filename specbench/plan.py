@@ -171,7 +171,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
         *_length_notices(config, facts),
         *task.notices,
         *trace_notices,
-        *_draft_notices(choice, draft_choice),
+        *_draft_notices(config, choice, draft_choice, requests),
         *_check_prompts(config, choice.path, model_config.vocab_size, requests),
     ]
     notices += _acceptance_notices(config, requests)
@@ -537,9 +537,16 @@ def _length_notices(config: RunConfig, facts: CheckpointFacts) -> Iterable[str]:
         )
 
 
-def _draft_notices(choice: ModelChoice, draft: ModelChoice | None) -> Iterable[str]:
-    if draft is not None and draft.path == choice.path:
+def _draft_notices(
+    config: RunConfig, choice: ModelChoice, draft: ModelChoice | None, requests: Iterable[GenerateRequest]
+) -> Iterable[str]:
+    if draft is None:
+        return
+    if draft.path == choice.path:
         yield f"{draft.ran} drafts for itself: each draft is its own next token, and acceptance shows nothing."
+    kinds = content_tokens(load_model_config(open_checkpoint(draft.path, config.model.load)))
+    if AUDIO not in kinds and any(request.audio for request in requests):
+        yield f"{draft.ran} holds no audio tower: it drafts without hearing the clips."
 
 
 def _acceptance_notices(config: RunConfig, requests: Iterable[GenerateRequest]) -> Iterable[str]:
