@@ -125,7 +125,7 @@ class CapturedStep:
         }
 
     def _ways_to_draft(self) -> tuple[bool, ...]:
-        if self._stages.proposer is not None and not self._stages.proposer.is_capturable:
+        if self._stages.proposer is None or not self._stages.proposer.is_capturable:
             return ()
         return (False,) if self._stages.draft_probabilities is None else (False, True)
 
@@ -225,6 +225,7 @@ class CapturedSteps:
     ) -> None:
         """Record every shape, the largest first, so that the smaller ones find its memory."""
         recorder = Recorder(stages.model.device)
+        before = torch.cuda.memory_reserved(recorder.stream.device) if recorder.stream else 0
         if not stages.model.attention.needs_segments:
             for num_tokens in reversed(token_sizes(max_num_tokens)):
                 on_progress(f"recording graphs: forward of {num_tokens} tokens")
@@ -237,6 +238,8 @@ class CapturedSteps:
             on_progress(f"recording graphs: {done} of {len(shapes)} shapes")
             captured = CapturedStep(stages, recorder, size, num_rows, max_seq_len)
             self._shapes.setdefault(num_rows, []).insert(0, captured)
+        num_bytes = torch.cuda.memory_reserved(recorder.stream.device) - before if recorder.stream else 0
+        on_progress(f"graphs of {len(self._forwards)} + {len(shapes)} shapes take {num_bytes / 2**20:,.0f} MiB")
 
     def find(self, output: SchedulerOutput) -> CapturedStep | None:
         """The smallest shape that holds a step of verifications; None for any other step, one that reads features of

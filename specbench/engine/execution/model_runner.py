@@ -114,7 +114,7 @@ class ModelRunner:
         times.mark()
         if captured.can_draft:
             captured.draft(is_sampled)
-        else:
+        elif self.proposer is not None:
             real = captured.real_requests(output)
             self.stages.draft(real, results, is_sampled=is_sampled, admitted=_admitted(output))
         self._clock.end(times)
