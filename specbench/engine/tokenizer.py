@@ -21,10 +21,12 @@ import tokenizers
 
 from specbench.engine.channels import CHANNEL_MARKERS, THINK_MARKERS, Channels, split_channels
 from specbench.engine.chat import ChatFormat, find_chat_format
+from specbench.engine.checkpoints.checkpoint import read_json
 from specbench.engine.detokenizer import ByteLevelDetokenizer, IncrementalDetokenizer, TokenBytes, WindowDetokenizer
 from specbench.errors import UserError
 from specbench.generate import GenerateRequest, Message
 
+_CONFIG_FILE = "tokenizer_config.json"
 #: Files that `transformers` can build a tokenizer from, where there is no tokenizer.json.
 _CONVERTIBLE_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken/tokenizer.model")
 
@@ -59,6 +61,14 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         return self.backend.get_vocab_size()
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The id that begins a text, by tokenizer_config.json; None where it names none."""
+        file = self._origin / _CONFIG_FILE
+        named = (read_json(file) if file.exists() else {}).get("bos_token")
+        name = named.get("content") if isinstance(named, dict) else named
+        return self.token_id(name) if isinstance(name, str) else None
 
     def token_id(self, token: str) -> int | None:
         """The id of a token by its name."""

@@ -126,9 +126,9 @@ class SampleMaker:
         return [make_disjoint_window(window) for window in windows]
 
     def _prefix_token(self) -> int:
-        """What stands before the first token: the tokenizer's own beginning, else an end of sequence."""
-        before = self._model.load_tokenizer().encode("")
-        ids = [*before, *self._model.eos_token_ids]
+        """What stands before the first token: the one that begins a text, else one that ends it."""
+        bos = self._model.load_tokenizer().bos_token_id
+        ids = [*([] if bos is None else [bos]), *self._model.eos_token_ids]
         if not ids:
             raise UserError("eval.tasks: likelihoods of whole texts need a model with a bos or eos token")
         return ids[0]

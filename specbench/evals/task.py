@@ -35,6 +35,9 @@ class RenderedPrompt(Protocol):
 class PromptTokenizer(Protocol):
     """What an eval that counts tokens asks of the model's tokenizer."""
 
+    @property
+    def bos_token_id(self) -> int | None: ...
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int]) -> str: ...

@@ -193,3 +193,14 @@ def test_importing_the_tokenizer_imports_neither_torch_nor_transformers() -> Non
     code = f"import sys, specbench.engine.tokenizer; print(sorted({heavy} & set(sys.modules)))"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert finished.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [({}, None), ({"bos_token": None}, None), ({"bos_token": "a"}, "a"), ({"bos_token": {"content": "a"}}, "a")],
+)
+def test_the_token_that_begins_a_text(tmp_path: Path, config: dict, expected: str | None) -> None:
+    tokenizer = Tokenizer(byte_level(INKLING_SPECIAL), None, tmp_path)
+    assert tokenizer.bos_token_id is None  # no file
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert tokenizer.bos_token_id == (None if expected is None else tokenizer.token_id(expected))

@@ -18,6 +18,8 @@ class Rendered:
 
 
 class LetterTokenizer:
+    bos_token_id = BOS
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [BOS] * add_special_tokens + [_FIRST + ord(letter) for letter in text]
 
