@@ -6,9 +6,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import soxr
 import torch
 
+from specbench.engine.content.audio_files import read_audio
 from specbench.engine.content.dmel import features, num_tokens
+from tests.engine.content.sounds import encode
 
 try:
     from transformers.models.inkling.feature_extraction_inkling import InklingFeatureExtractor
@@ -82,3 +85,17 @@ def test_sounds_differ_in_their_bins() -> None:
 @pytest.mark.parametrize(("num_samples", "expected"), [(1, 1), (800, 1), (801, 2), (32_123, 41), (16_000, 20)])
 def test_twenty_tokens_a_second(num_samples: int, expected: int) -> None:
     assert num_tokens(num_samples) == expected == len(features(noise(num_samples)))
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000])
+@pytest.mark.parametrize("num_channels", [1, 2])
+def test_files_of_any_rate_give_the_bins_of_transformers(rate: int, num_channels: int) -> None:
+    """transformers takes samples at 16 kHz: its own loader averages channels, then resamples with soxr."""
+    length = int(1.3 * rate)
+    tone = 0.4 * np.sin(2 * np.pi * 900 * np.arange(length) / rate)
+    channels = [tone + noise(length, 0.1, seed) for seed in range(num_channels)]
+    samples = np.stack(channels, axis=1).clip(-1, 1).astype(np.float32)
+    resampled = soxr.resample(samples.mean(axis=1), rate, 16_000)
+    bins = features(read_audio(encode(samples, rate, subtype="FLOAT")))
+    assert len(bins) == num_tokens(len(resampled)) == 26
+    np.testing.assert_array_equal(bins, expected_bins(resampled))
