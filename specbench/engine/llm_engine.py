@@ -19,8 +19,8 @@ from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.load_progress import LoadProgress
 from specbench.engine.config import EngineConfig
 from specbench.engine.content.content_tokens import AUDIO, NUM_BANDS, NUM_BINS
-from specbench.engine.content.hearing import hear
-from specbench.engine.content.placement import PlacedContent, place
+from specbench.engine.content.hearing import ClipReader, hear
+from specbench.engine.content.placement import Content, PlacedContent, place
 from specbench.engine.execution.memory import MemoryPlan, memory_text, plan_memory
 from specbench.engine.execution.model_runner import ModelRunner
 from specbench.engine.execution.request_state import RequestState
@@ -51,7 +51,6 @@ from specbench.engine.scheduling.step import SchedulerOutput, StepOutput
 from specbench.engine.tokenizer import encode_prompt, load_tokenizer
 from specbench.errors import UserError
 from specbench.generate import (
-    AudioSource,
     GenerateListener,
     GenerateRequest,
     GenerateResult,
@@ -130,12 +129,16 @@ class LLMEngine:
         self._outstanding: deque[tuple[SchedulerOutput, PendingStep, float, float]] = deque()
         self._next_generation = 0
 
-    def add_request(self, source: GenerateRequest, arrival_s: float) -> None:
-        """Queue a request. Raises UserError when it can never run: no tokenizer, ids or length out of range."""
+    def add_request(self, source: GenerateRequest, arrival_s: float, clips: Sequence[Content] | None = None) -> None:
+        """Queue a request; `clips`: those of its audio, where they have been heard already.
+
+        Raises UserError when it can never run: no tokenizer, ids or length out of range, a clip that can't be heard.
+        """
         if source.request_id in self._running:
             raise UserError(f"request id {source.request_id!r} is already running: ids must be unique")
         prompt = encode_prompt(self.tokenizer, source)
-        token_ids, content = self.place_audio(prompt.token_ids, source.audio)
+        heard = [hear(one) for one in source.audio] if clips is None else clips
+        token_ids, content = self.place_clips(prompt.token_ids, heard)
         self._check_prompt(source.request_id, token_ids)
         max_output = min(source.sampling.max_output_tokens, self.config.max_model_len - len(token_ids))
         stop_token_ids, bad_words = self._check_sampling(source)
@@ -155,12 +158,12 @@ class LLMEngine:
         self._running[source.request_id] = _Running(request, stream, prompt.text)
         self.scheduler.add(request)
 
-    def place_audio(
-        self, token_ids: list[int], audio: Sequence[AudioSource]
+    def place_clips(
+        self, token_ids: list[int], clips: Sequence[Content]
     ) -> tuple[list[int], tuple[PlacedContent, ...]]:
-        """The prompt with each clip's placeholders behind its marker, and what they stand for. UserError where a clip
-        can't be heard, or there is none for a marker."""
-        if not audio:
+        """The prompt with each clip's placeholders behind its marker, and what they stand for. UserError where there
+        are not as many clips as markers."""
+        if not clips:
             return token_ids, ()
         tokens = self._content_tokens.get(AUDIO)
         if tokens is None:
@@ -168,7 +171,7 @@ class LLMEngine:
                 f"{self.config.checkpoint}: holds no audio tower (model.audio.*) for {NUM_BANDS} bands of {NUM_BINS} "
                 "bins, and the request has audio; choose another checkpoint, or ask without audio"
             )
-        return place(token_ids, [hear(source) for source in audio], tokens)
+        return place(token_ids, clips, tokens)
 
     def _check_sampling(self, source: GenerateRequest) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
         """Ids that end the request, and token sequences that it may not generate."""
@@ -353,25 +356,31 @@ class LLMEngine:
 
     def generate(self, requests: Iterable[GenerateRequest], load: Load, listener: GenerateListener) -> None:
         """Run all requests, submitted as `load` says. A request that cannot run is a result with an error."""
-        with Client(requests, load, self.clock) as client:
+        reader: ClipReader[Submission] = ClipReader()
+        with Client(requests, load, self.clock) as client, reader:
             while not client.is_done:
-                finished = [result for one in client.take() if (result := self._submit(one)) is not None]
+                for one in client.take():
+                    reader.put(one, one.request.audio if one.error is None else ())
+                heard = reader.take()
+                finished = [result for one, clips in heard if (result := self._submit(one, clips)) is not None]
                 if self.has_requests:
                     ended, engine_step = self.step()
                     if engine_step is not None:
                         listener.on_engine_step(engine_step)
                     finished += ended
-                elif not finished:
+                elif not finished and not reader.wait():
                     client.wait()
                 for result in finished:
                     listener.on_finished(client.finished(result))
 
-    def _submit(self, submission: Submission) -> GenerateResult | None:
+    def _submit(self, submission: Submission, clips: list[Content] | UserError) -> GenerateResult | None:
         """The result of a request that can't be queued."""
         request, error = submission.request, submission.error
         if error is None:
             try:
-                self.add_request(request, submission.arrival_s)
+                if isinstance(clips, UserError):
+                    raise clips
+                self.add_request(request, submission.arrival_s, clips)
                 return None
             except UserError as refusal:
                 error = str(refusal)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from specbench.engine.content.placement import content_between
+from specbench.engine.content.hearing import hear
+from specbench.engine.content.placement import PlacedContent, content_between
 from specbench.engine.execution.features import step_content
 from specbench.engine.layers.metadata import AttentionMetadataBuilder, RowLayout, num_table_columns
 from specbench.engine.llm_engine import LLMEngine
@@ -100,10 +101,14 @@ class _Replay:
             engine.model.attention.needs_segments,
         )
         self.tokens = [result.prompt_token_ids + result.output_token_ids for result in results]
-        self.content = [engine.place_audio(result.prompt_token_ids, result.audio)[1] for result in results]
+        self.content = [self._clips(result) for result in results]
         self.num_prompt = [len(result.prompt_token_ids) for result in results]
         self.sampling = SamplingState(len(results), engine.model.vocab_size, self.device)
         self.sampling.add(range(len(results)), [self._sampling_of(result) for result in results])
+
+    def _clips(self, result: GenerateResult) -> tuple[PlacedContent, ...]:
+        """Where the prompt's clips are, heard anew."""
+        return self.engine.place_clips(result.prompt_token_ids, [hear(source) for source in result.audio])[1]
 
     def _sampling_of(self, result: GenerateResult) -> RequestSampling:
         """What the request asked for; its random key is not needed."""

@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specbench.arrivals import ClosedLoad
 from specbench.engine.llm_engine import LLMEngine, plan_engine_memory
 from specbench.engine.replay import check_output
 from specbench.errors import UserError
-from specbench.generate import GenerateRequest, GenerateResult
+from specbench.generate import GenerateListener, GenerateRequest, GenerateResult
 from tests.engine.cache_entries import EntryChecker
 from tests.engine.content.prompts import AUDIO_TOKENS, audio_request, clip, draw, tell
 from tests.engine.harness import make_engine, outputs, run, token_request
@@ -148,6 +149,20 @@ def test_text_depends_on_what_is_heard(folder: Path) -> None:
     prompt = [*draw(0, 4), MARKER, *draw(1, 4)]
     requests = [audio_request(f"r{seed}", prompt, [clip(seed, 9)], 12) for seed in range(4)]
     assert len({tuple(tokens) for tokens in plain(folder, requests).values()}) == 4
+
+
+def test_generate_runs_what_can_be_heard_and_says_why_of_the_rest(folder: Path, tmp_path: Path) -> None:
+    """Clips are heard beside the steps: texts and errors are those of one request after the other."""
+    heard = [around(seed, 4 + seed, seed, seed) for seed in range(6)] + [token_request("text", draw(7, 9), 9)]
+    deaf = [replace(around(2, 3, 1, seed), audio=(b"noise", tmp_path / "none.wav")[seed % 2 :][:1]) for seed in (7, 8)]
+    results: dict[str, GenerateResult] = {}
+    listener = GenerateListener(lambda result: results.update({result.record.request_id: result}))
+    make_engine(folder, 3, max_num_seqs=2).generate(heard + deaf, ClosedLoad(concurrency=4), listener)
+    expected = plain(folder, heard)
+    assert {name: results[name].output_token_ids for name in expected} == expected
+    errors = [results[request.request_id].record.error for request in deaf]
+    assert "none.wav: no such file" in errors[0] and "can't be decoded" in errors[1]
+    assert len(results) == len(heard) + len(deaf)
 
 
 def test_steps_of_text_alone_carry_no_content(folder: Path) -> None:

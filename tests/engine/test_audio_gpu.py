@@ -43,7 +43,8 @@ def clips_are_bins(monkeypatch: pytest.MonkeyPatch) -> None:
     def hear(source: bytes) -> Content:
         return Content(AUDIO, np.frombuffer(source, np.uint8).reshape(-1, NUM_BANDS))
 
-    monkeypatch.setattr("specbench.engine.llm_engine.hear", hear)
+    for module in ("llm_engine", "replay"):
+        monkeypatch.setattr(f"specbench.engine.{module}.hear", hear)
 
 
 def bins(seed: int, num_tokens: int) -> bytes:

@@ -100,16 +100,16 @@ def test_images_and_audio_equal_transformers(folder: Path, monkeypatch: pytest.M
     pixels = np.random.default_rng(0).standard_normal((9, 2, 8, 8, 3)).astype(np.float32)
     images = [Content(IMAGE, pixels[:4]), Content(IMAGE, pixels[4:])]
     engine = make_engine(folder, max_num_batched_tokens=budget)
-    place_audio = engine.place_audio
+    place_clips = engine.place_clips
 
-    def place_both(token_ids, audio):
+    def place_both(token_ids, clips):
         with_images, placed_images = place(token_ids, images, IMAGE_TOKENS)
-        return_ids, placed_audio = place_audio(with_images, audio)
+        return_ids, placed_audio = place_clips(with_images, clips)
         shift = placed_audio[0].span.end - placed_audio[0].span.start
         assert all(one.span.end <= placed_audio[0].span.start for one in placed_images) and shift
         return return_ids, placed_images + placed_audio
 
-    monkeypatch.setattr(engine, "place_audio", place_both)
+    monkeypatch.setattr(engine, "place_clips", place_both)
     prompt = [*draw(1, 3), IMAGE_TOKENS.marker_id, *draw(2, 2), IMAGE_TOKENS.marker_id, MARKER, *draw(3, 4)]
     audio = [clip(3, 6)]
     token_ids, logits = prompt_logits(engine, audio_request("r", prompt, audio, 1))
