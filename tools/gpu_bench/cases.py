@@ -9,9 +9,7 @@ import gc
 import json
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -22,12 +20,13 @@ from specbench.engine.config import EngineConfig
 from specbench.engine.llm_engine import LLMEngine
 from specbench.generate import GenerateRequest, GenerateResult, SamplingParams
 from specbench.records import EngineStep
-from specbench.run_config import SHAPES
 
 #: Invented, with the decay that real drafters show; the peers' figures were taken with the same.
 ACCEPTANCE_RATES = (0.8, 0.62, 0.48, 0.37, 0.29, 0.23, 0.18, 0.14)
 
 
+#: Those of section decode; the last is the one that later sections go on with.
+DECODE_SHAPES = ("qwen3_30b_a3b", "inkling_8b", "mimo_7b", "qwen3_8b_fp8", "qwen3_8b")
 #: EngineConfig fields that a GPU is made for; a run resolves its own to the same.
 ON_GPU: dict[str, object] = {"attention_backend": "triton", "pipeline_depth": 1, "cuda_graphs": True}
 
@@ -46,7 +45,7 @@ class Settings:
     scratch: Path = Path()
     is_small: bool = False
     #: Of section decode.
-    shapes: tuple[str, ...] = SHAPES
+    shapes: tuple[str, ...] = DECODE_SHAPES
     #: EngineConfig fields that a call on the command line sets.
     engine: dict[str, object] = field(default_factory=dict)
 
@@ -131,19 +130,43 @@ class StepTime:
         return 1 - self.work_s / self.interval_s
 
 
-@contextmanager
-def engine_for(settings: Settings, folder: Path, drafting: Drafting, **changes: object) -> Iterator[LLMEngine]:
-    """An engine with random weights, warm; everything it holds is given back at the end."""
-    engine = LLMEngine(engine_config(settings, folder, drafting, **changes))
-    for batch in (1, max(settings.batch_sizes)):
-        run_batch(engine, settings, batch, num_output=8, seed=99)
-    try:
-        yield engine
-    finally:
-        del engine
+class EngineShelf:
+    """The one engine that is loaded: sections that want the same one in a row share it, for starting takes seconds."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._config: EngineConfig | None = None
+        self._engine: LLMEngine | None = None
+
+    def engine(self, folder: Path, drafting: Drafting, **changes: object) -> LLMEngine:
+        """With random weights, warm at every batch size. Whoever had the last one may no longer use it."""
+        rates = drafting.rates or (0.0,) * drafting.num_drafts
+        wanted = engine_config(self._settings, folder, replace(drafting, rates=()), **changes)
+        if wanted != self._config:
+            self.clear()
+            start_s = time.perf_counter()
+            self._config, self._engine = wanted, LLMEngine(wanted)
+            start_s = time.perf_counter() - start_s
+            for batch in self._settings.batch_sizes:
+                run_batch(self._engine, self._settings, batch, num_output=8, seed=99)
+            print(f"   ({folder.name}, {drafting.proposer}: engine ready in {start_s:.1f} s)", flush=True)
+        assert self._engine is not None
+        set_synthetic_rates(self._engine, rates)
+        return self._engine
+
+    def clear(self) -> None:
+        """Give back everything that the engine holds."""
+        self._config = self._engine = None
         gc.collect()
-        if settings.device.type == "cuda":
+        if self._settings.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def set_synthetic_rates(engine: LLMEngine, rates: tuple[float, ...]) -> None:
+    """Of an engine that drafts: the rates lie on the device, where recorded steps read them."""
+    if rates:
+        on_device = engine.runner.stages.synthetic_rates
+        on_device.copy_(torch.tensor(rates, dtype=on_device.dtype))
 
 
 def engine_config(settings: Settings, folder: Path, drafting: Drafting, **changes: object) -> EngineConfig:

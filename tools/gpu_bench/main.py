@@ -10,9 +10,7 @@ from pathlib import Path
 
 import torch
 
-from specbench.run_config import SHAPES
-
-from .cases import Settings
+from .cases import DECODE_SHAPES, EngineShelf, Settings
 from .ceilings import measure_ceilings
 from .goals import Verdict
 from .peers import PEERS
@@ -28,7 +26,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="of which the median counts")
     parser.add_argument("--outputs", type=int, nargs=2, default=(128, 256), metavar=("SHORT", "LONG"))
     parser.add_argument("--batches", type=int, nargs="+", default=(1, 16, 64))
-    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=SHAPES, help="of section decode")
+    parser.add_argument("--shapes", nargs="+", choices=DECODE_SHAPES, default=DECODE_SHAPES, help="of section decode")
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=[], help="others to run beside ours")
     parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of EngineConfig")
     parser.add_argument("--profile", metavar="SHAPE[:PROPOSER:K]", help="profile steps of this shape and stop")
@@ -70,11 +68,12 @@ def main(arguments: list[str] | None = None) -> int:
             f"{ceilings.operations_per_s / 1e12:.0f} TFLOP/s; torch {torch.__version__}",
             flush=True,
         )
-        bench = Bench(settings, ceilings)
+        bench = Bench(settings, ceilings, EngineShelf(settings))
         if options.profile:
             profile_steps(bench, options.profile)
             return 0
         verdicts = run_sections(bench, options.only)
+        bench.shelf.clear()
         if options.peers:
             print("\n== peers: the same prompts, rules and clock")
             run_peers(bench, options.peers)

@@ -10,7 +10,7 @@ import torch
 
 from specbench.engine.llm_engine import LLMEngine
 
-from .cases import Drafting, Settings, engine_for, submit_batch, synchronize
+from .cases import Drafting, Settings, submit_batch, synchronize
 from .sections import Bench
 
 _NUM_STEPS, _NUM_KERNELS, _NUM_FUNCTIONS = 12, 22, 25
@@ -21,12 +21,10 @@ def profile_steps(bench: Bench, case: str) -> None:
     shape, _, rest = case.partition(":")
     proposer, _, drafts = rest.partition(":")
     drafting = Drafting(proposer or "none", int(drafts or 0))
-    start_s = time.perf_counter()
-    with engine_for(bench.settings, bench.folder(shape), drafting) as engine:
-        print(f"{case}: engine ready in {time.perf_counter() - start_s:.1f} s", flush=True)
-        for batch in bench.settings.batch_sizes:
-            print(f"\n-- {case} batch {batch}", flush=True)
-            _profile_batch(engine, bench.settings, batch)
+    engine = bench.shelf.engine(bench.folder(shape), drafting)
+    for batch in bench.settings.batch_sizes:
+        print(f"\n-- {case} batch {batch}", flush=True)
+        _profile_batch(engine, bench.settings, batch)
 
 
 def _profile_batch(engine: LLMEngine, settings: Settings, batch: int) -> None:

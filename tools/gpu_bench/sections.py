@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.llm_engine import LLMEngine
 
 from . import goals, published
-from .cases import ACCEPTANCE_RATES, Drafting, Settings, StepTime, engine_for, measure_step, run_batch
+from .attention import attention_seconds, cache_bytes
+from .cases import ACCEPTANCE_RATES, Drafting, EngineShelf, Settings, StepTime, measure_step, run_batch
 from .ceilings import Ceilings
 from .floors import ShapeBytes, kv_read, shape_bytes
 from .goals import Verdict
@@ -28,11 +30,28 @@ Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """A step and its floors."""
+
+    time: StepTime
+    floor_s: float
+    #: Of the drafts alone; 0 where they cost nothing.
+    draft_floor_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.time.step_s / self.floor_s
+
+
+@dataclass(frozen=True, slots=True)
 class Bench:
     """What every section works with."""
 
     settings: Settings
     ceilings: Ceilings
+    shelf: EngineShelf
+    #: What was measured already: sections look at the same step from several sides.
+    known: dict[tuple, Measured] = field(default_factory=dict)
 
     def folder(self, shape: str) -> Path:
         return shape_folder(shape, self.settings.scratch if self.settings.is_small else None)
@@ -41,29 +60,38 @@ class Bench:
         """Batch -> another engine's figure; nothing where the shapes are tiny."""
         return {} if self.settings.is_small else table.get(key, {})
 
-    def bytes_of(self, shape: str) -> ShapeBytes:
-        folder = self.folder(shape)
-        checkpoint = open_shape(folder, self.settings.quantised_weights(folder))
-        return shape_bytes(checkpoint, *expert_counts(checkpoint))
+    def measure(self, shape: str, drafting: Drafting, batch: int, **changes: object) -> Measured:
+        """A step by the rules, once a run of the benchmark."""
+        key = (shape, drafting, batch, *changes.items())
+        if key not in self.known:
+            engine = self.shelf.engine(self.folder(shape), drafting, **changes)
+            time = measure_step(engine, self.settings, batch)
+            draft_floor_s = self.draft_floor_s(shape, engine.memory.specs, batch, drafting.num_drafts)
+            target_floor_s = self.target_floor_s(shape, engine.memory.specs, batch, drafting.num_drafts + 1)
+            self.known[key] = Measured(time, target_floor_s + draft_floor_s, draft_floor_s)
+        return self.known[key]
 
-    def step_floor_s(self, shape: str, engine: LLMEngine, batch: int, num_rows: int, num_drafts: int) -> float:
-        """A step of `num_rows` rows a request, and of as many drafts."""
-        weights, context = self.bytes_of(shape), self.settings.mean_context
-        specs = engine.memory.specs
-        target = self.ceilings.floor_s(
-            weights.target_read(batch * num_rows) + batch * kv_read(specs, "target", context),
+    def target_floor_s(self, shape: str, specs: Sequence[CacheGroupSpec], batch: int, num_rows: int) -> float:
+        """A forward of `num_rows` rows a request, head included."""
+        weights = self._bytes_of(shape)
+        return self.ceilings.floor_s(
+            weights.target_read(batch * num_rows) + batch * kv_read(specs, "target", self.settings.mean_context),
             weights.target_operations(batch * num_rows),
         )
-        return target + self.draft_floor_s(shape, engine, batch, num_drafts)
 
-    def draft_floor_s(self, shape: str, engine: LLMEngine, batch: int, num_drafts: int) -> float:
+    def draft_floor_s(self, shape: str, specs: Sequence[CacheGroupSpec], batch: int, num_drafts: int) -> float:
         """Drafts of MTP modules; other drafts are taken to cost nothing."""
-        weights = self.bytes_of(shape)
+        weights = self._bytes_of(shape)
         if not num_drafts or not weights.modules:
             return 0.0
         passes = num_drafts if len(weights.modules) == 1 else 1  # several modules are one pass over their caches
-        kv_bytes = batch * passes * kv_read(engine.memory.specs, "draft", self.settings.mean_context)
+        kv_bytes = batch * passes * kv_read(specs, "draft", self.settings.mean_context)
         return self.ceilings.floor_s(weights.draft_read(num_drafts) + kv_bytes, 0)
+
+    def _bytes_of(self, shape: str) -> ShapeBytes:
+        folder = self.folder(shape)
+        checkpoint = open_shape(folder, self.settings.quantised_weights(folder))
+        return shape_bytes(checkpoint, *expert_counts(checkpoint))
 
 
 HEADER = (
@@ -72,15 +100,16 @@ HEADER = (
 )
 
 
-def print_step(case: str, time: StepTime, floor_s: float, peer: str = "") -> None:
+def print_step(case: str, measured: Measured, peer: str = "") -> None:
     def ms(value: float | None) -> str:
         return "n/a" if value is None else f"{1e3 * value:.3f}"
 
+    time = measured.time
     gap = "n/a" if time.gap_share is None else f"{time.gap_share:.1%}"
     print(
-        f"{case:<30}{time.batch:>6}{ms(time.step_s):>9}{time.spread:>8.1%}{ms(floor_s):>8}{time.step_s / floor_s:>7.2f}"
-        f"{ms(time.target_s):>8}{ms(time.verify_s):>8}{ms(time.draft_s):>8}{gap:>7}{time.token_per_s:>9.0f}"
-        f"{time.drafts_a_step:>7.2f}  {peer}",
+        f"{case:<30}{time.batch:>6}{ms(time.step_s):>9}{time.spread:>8.1%}{ms(measured.floor_s):>8}"
+        f"{measured.ratio:>7.2f}{ms(time.target_s):>8}{ms(time.verify_s):>8}{ms(time.draft_s):>8}{gap:>7}"
+        f"{time.token_per_s:>9.0f}{time.drafts_a_step:>7.2f}  {peer}",
         flush=True,
     )
 
@@ -94,117 +123,128 @@ def decode(bench: Bench) -> list[Verdict]:
     verdicts = []
     for shape in bench.settings.shapes:
         peer = bench.published(published.VLLM_STEP_MS, (shape, 0))
-        with engine_for(bench.settings, bench.folder(shape), Drafting()) as engine:
-            for batch in bench.settings.batch_sizes:
-                time = measure_step(engine, bench.settings, batch)
-                floor_s = bench.step_floor_s(shape, engine, batch, 1, 0)
-                print_step(shape, time, floor_s, _peer(peer, batch))
-                if shape == "qwen3_8b" and batch in goals.DECODE_RATIO:
-                    name = f"decode {shape} batch {batch}: step over floor"
-                    verdicts.append(Verdict(name, time.step_s / floor_s, goals.DECODE_RATIO[batch]))
-                if batch in peer:
-                    name = f"decode {shape} batch {batch}: ms against vLLM's"
-                    verdicts.append(Verdict(name, 1e3 * time.step_s, peer[batch]))
+        for batch in bench.settings.batch_sizes:
+            measured = bench.measure(shape, Drafting(), batch)
+            print_step(shape, measured, _peer(peer, batch))
+            if shape == "qwen3_8b" and batch in goals.DECODE_RATIO:
+                name = f"decode {shape} batch {batch}: step over floor"
+                verdicts.append(Verdict(name, measured.ratio, goals.DECODE_RATIO[batch]))
+            verdicts += _against_peer(f"decode {shape} batch {batch}", measured, peer)
     return verdicts
+
+
+def _against_peer(case: str, measured: Measured, peer: dict[int, float]) -> list[Verdict]:
+    batch = measured.time.batch
+    return [Verdict(f"{case}: ms against vLLM's", 1e3 * measured.time.step_s, peer[batch])] if batch in peer else []
 
 
 def verify(bench: Bench) -> list[Verdict]:
     """Verification of k + 1 rows whose drafts cost nothing, against plain decoding of the same run."""
-    shape, verdicts, single = "qwen3_8b", [], {}
-    for num_drafts in (0, 1, 4, goals.VERIFY_DRAFTS):
-        drafting = Drafting("stub", num_drafts) if num_drafts else Drafting()
-        with engine_for(bench.settings, bench.folder(shape), drafting) as engine:
-            for batch in bench.settings.batch_sizes:
-                time = measure_step(engine, bench.settings, batch)
-                floor_s = bench.step_floor_s(shape, engine, batch, num_drafts + 1, 0)
-                print_step(f"{shape} {num_drafts + 1} rows", time, floor_s)
-                if not num_drafts:
-                    single[batch] = time.step_s
-                elif num_drafts == goals.VERIFY_DRAFTS and batch in goals.VERIFY_RATIO:
-                    name = f"verify {shape} k = {num_drafts} batch {batch}: step over the step of one row"
-                    verdicts.append(Verdict(name, time.step_s / single[batch], goals.VERIFY_RATIO[batch]))
+    shape, verdicts = "qwen3_8b", []
+    for num_drafts in (0, goals.VERIFY_DRAFTS, 4):
+        for batch in bench.settings.batch_sizes:
+            measured = bench.measure(shape, Drafting("stub", num_drafts) if num_drafts else Drafting(), batch)
+            print_step(f"{shape} {num_drafts + 1} rows", measured)
+            if num_drafts == goals.VERIFY_DRAFTS and batch in goals.VERIFY_RATIO:
+                single = bench.measure(shape, Drafting(), batch)
+                name = f"verify {shape} k = {num_drafts} batch {batch}: step over the step of one row"
+                ratio = measured.time.step_s / single.time.step_s
+                verdicts.append(Verdict(name, ratio, goals.VERIFY_RATIO[batch]))
+    return verdicts
+
+
+def attention(bench: Bench) -> list[Verdict]:
+    """One layer's attention of 9 rows against that of one, at long context."""
+    settings, verdicts, num_rows = bench.settings, [], goals.VERIFY_DRAFTS + 1
+    context = 64 if settings.is_small else goals.ATTENTION_CONTEXT
+    for batch in (2,) if settings.is_small else goals.ATTENTION_BATCHES:
+        single, several = (attention_seconds(settings.device, batch, rows, context) for rows in (1, num_rows))
+        floor_s = bench.ceilings.floor_s(cache_bytes(batch, context), 0)
+        print(
+            f"batch {batch}, {context} tokens: 1 row {1e6 * single:.1f} us, {num_rows} rows {1e6 * several:.1f} us, "
+            f"floor {1e6 * floor_s:.1f} us",
+            flush=True,
+        )
+        name = f"attention of {num_rows} rows batch {batch}, {context} tokens: over that of one"
+        verdicts.append(Verdict(name, several / single, goals.ATTENTION_RATIO))
     return verdicts
 
 
 def draft_single(bench: Bench) -> list[Verdict]:
     """One MTP module that runs again, on the shape of MiMo-7B."""
-    shape, verdicts, steps = "mimo_7b", [], {}
+    shape, verdicts = "mimo_7b", []
     for num_drafts in (1, 4):
         peer = bench.published(published.VLLM_STEP_MS, (shape, num_drafts))
-        with engine_for(bench.settings, bench.folder(shape), Drafting("mtp_single", num_drafts)) as engine:
-            for batch in bench.settings.batch_sizes:
-                time = measure_step(engine, bench.settings, batch)
-                steps[num_drafts, batch] = time.step_s
-                floor_s = bench.step_floor_s(shape, engine, batch, num_drafts + 1, num_drafts)
-                print_step(f"{shape} k={num_drafts} again", time, floor_s, _peer(peer, batch))
-                if num_drafts == 4:
-                    name = f"draft {shape} k = 4 batch {batch}: ms against vLLM's"
-                    verdicts += [Verdict(name, 1e3 * time.step_s, peer[batch])] if batch in peer else []
-                    further_s = (steps[4, batch] - steps[1, batch]) / 3
-                    draft_floor_s = bench.draft_floor_s(shape, engine, batch, 1)
-                    if batch == 1:  # with more requests the rows that are verified cost more, too
-                        name = f"draft {shape} batch {batch}: each further draft over its floor"
-                        verdicts.append(Verdict(name, further_s / draft_floor_s, goals.FURTHER_DRAFT_RATIO))
-                    verdicts += _gap_verdict(f"draft {shape} k = 4 batch {batch}", time)
+        for batch in bench.settings.batch_sizes:
+            measured = bench.measure(shape, Drafting("mtp_single", num_drafts), batch)
+            print_step(f"{shape} k={num_drafts} again", measured, _peer(peer, batch))
+            if num_drafts == 4:
+                case = f"draft {shape} k = 4 batch {batch}"
+                verdicts += _against_peer(case, measured, peer)
+                verdicts += _gap_verdict(case, measured)
+                if batch == 1:  # with more requests the rows that are verified cost more, too
+                    verdicts.append(_further_draft(measured, bench.measure(shape, Drafting("mtp_single", 1), batch)))
     return verdicts
+
+
+def _further_draft(four: Measured, one: Measured) -> Verdict:
+    further_s = (four.time.step_s - one.time.step_s) / 3
+    further_floor_s = (four.draft_floor_s - one.draft_floor_s) / 3
+    name = f"draft mimo_7b batch {four.time.batch}: each further draft over its floor"
+    return Verdict(name, further_s / further_floor_s, goals.FURTHER_DRAFT_RATIO)
 
 
 def draft_multi(bench: Bench) -> list[Verdict]:
     """Eight modules in one pass, on an Inkling shape."""
     shape, num_drafts, verdicts = "inkling_8b", 8, []
-    with engine_for(bench.settings, bench.folder(shape), Drafting("mtp_multi", num_drafts)) as engine:
-        for batch in bench.settings.batch_sizes:
-            time = measure_step(engine, bench.settings, batch)
-            print_step(
-                f"{shape} {num_drafts} modules",
-                time,
-                bench.step_floor_s(shape, engine, batch, num_drafts + 1, num_drafts),
-            )
-            draft_floor_s = bench.draft_floor_s(shape, engine, batch, num_drafts)
-            print(f"    draft alone: floor {1e3 * draft_floor_s:.3f} ms")
-            if batch in goals.DRAFT_BATCHES:
-                ratio = None if time.draft_s is None else time.draft_s / draft_floor_s
-                name = f"draft {shape} {num_drafts} modules batch {batch}: over its floor"
-                verdicts.append(Verdict(name, ratio, goals.DRAFT_RATIO))
-                verdicts += _gap_verdict(f"draft {shape} {num_drafts} modules batch {batch}", time)
+    for batch in bench.settings.batch_sizes:
+        measured = bench.measure(shape, Drafting("mtp_multi", num_drafts), batch)
+        print_step(f"{shape} {num_drafts} modules", measured)
+        print(f"    draft alone: floor {1e3 * measured.draft_floor_s:.3f} ms")
+        if batch in goals.DRAFT_BATCHES:
+            case, draft_s = f"draft {shape} {num_drafts} modules batch {batch}", measured.time.draft_s
+            ratio = None if draft_s is None else draft_s / measured.draft_floor_s
+            verdicts.append(Verdict(f"{case}: over its floor", ratio, goals.DRAFT_RATIO))
+            verdicts += _gap_verdict(case, measured)
     return verdicts
 
 
-def _gap_verdict(case: str, time: StepTime) -> list[Verdict]:
-    return [Verdict(f"{case}: share of a step with nothing running", time.gap_share, goals.GAP_SHARE)]
+def _gap_verdict(case: str, measured: Measured) -> list[Verdict]:
+    return [Verdict(f"{case}: share of a step with nothing running", measured.time.gap_share, goals.GAP_SHARE)]
 
 
 def ngram(bench: Bench) -> list[Verdict]:
     """Look-up in the text so far, against drafts that cost nothing; how many drafts it found is printed."""
-    shape, num_drafts, verdicts, free = "qwen3_8b", 4, [], {}
-    for proposer in ("stub", "ngram"):
-        changes = {"ngram_min": 1} if proposer == "ngram" else {}
-        drafting = Drafting(proposer, num_drafts)
-        with engine_for(bench.settings, bench.folder(shape), drafting, **changes) as engine:
-            for batch in bench.settings.batch_sizes:
-                time = measure_step(engine, bench.settings, batch)
-                floor_s = bench.step_floor_s(shape, engine, batch, num_drafts + 1, 0)
-                peer = bench.published(published.VLLM_NGRAM_STEP_MS, num_drafts) if proposer == "ngram" else {}
-                print_step(f"{shape} k={num_drafts} {proposer}", time, floor_s, _peer(peer, batch))
-                if proposer == "stub":
-                    free[batch] = time.step_s
-                else:
-                    name = f"ngram {shape} k = {num_drafts} batch {batch}: step over one with free drafts"
-                    verdicts.append(Verdict(name, time.step_s / free[batch], goals.NGRAM_RATIO))
+    shape, num_drafts, verdicts = "qwen3_8b", 4, []
+    peer = bench.published(published.VLLM_NGRAM_STEP_MS, num_drafts)
+    for batch in bench.settings.batch_sizes:
+        free = bench.measure(shape, Drafting("stub", num_drafts), batch)
+        print_step(f"{shape} k={num_drafts} free", free)
+    for batch in bench.settings.batch_sizes:
+        measured = bench.measure(shape, Drafting("ngram", num_drafts), batch, ngram_min=1)
+        print_step(f"{shape} k={num_drafts} ngram", measured, _peer(peer, batch))
+        free = bench.measure(shape, Drafting("stub", num_drafts), batch)
+        name = f"ngram {shape} k = {num_drafts} batch {batch}: step over one with free drafts"
+        verdicts.append(Verdict(name, measured.time.step_s / free.time.step_s, goals.NGRAM_RATIO))
     return verdicts
 
 
-def end_to_end(bench: Bench) -> list[Verdict]:
-    """Output tokens a second at the synthetic rates, against what the measured parts allow."""
-    verdicts = []
+def end_to_end_single(bench: Bench) -> list[Verdict]:
+    """Output tokens a second at the synthetic rates, against what the measured parts allow: one module again."""
+    return _end_to_end(bench, "mimo_7b", "mtp_single", 4)
+
+
+def end_to_end_multi(bench: Bench) -> list[Verdict]:
+    """The same of eight modules."""
+    return _end_to_end(bench, "inkling_8b", "mtp_multi", 8)
+
+
+def _end_to_end(bench: Bench, shape: str, proposer: str, num_drafts: int) -> list[Verdict]:
     print(f"{'case':<30}{'batch':>6}{'length':>8}{'tok/s':>9}{'decode':>9}{'allowed':>9}{'share':>7}  published")
-    for shape, proposer, num_drafts in (("mimo_7b", "mtp_single", 4), ("inkling_8b", "mtp_multi", 8)):
-        drafting = Drafting(proposer, num_drafts, ACCEPTANCE_RATES[:num_drafts])
-        peer = bench.published(published.VLLM_TOKEN_PER_S, (shape, num_drafts))
-        with engine_for(bench.settings, bench.folder(shape), drafting) as engine:
-            for batch in bench.settings.batch_sizes:
-                verdicts.append(_tokens_a_second(bench, engine, f"{shape} k={num_drafts}", batch, peer))
-    return verdicts
+    peer = bench.published(published.VLLM_TOKEN_PER_S, (shape, num_drafts))
+    engine = bench.shelf.engine(bench.folder(shape), Drafting(proposer, num_drafts, ACCEPTANCE_RATES[:num_drafts]))
+    case = f"{shape} k={num_drafts}"
+    return [_tokens_a_second(bench, engine, case, batch, peer) for batch in bench.settings.batch_sizes]
 
 
 def _tokens_a_second(bench: Bench, engine: LLMEngine, case: str, batch: int, peer: dict[int, float]) -> Verdict:
@@ -237,13 +277,13 @@ def _tokens_a_second(bench: Bench, engine: LLMEngine, case: str, batch: int, pee
 
 
 def recording(bench: Bench) -> list[Verdict]:
-    """Every other step of the same batch without records: their share of a step of 64 requests."""
+    """Half the steps of a batch without records: their share of a step of 64 requests."""
     shape, settings = "qwen3_8b", bench.settings
     batch = max(settings.batch_sizes)
     alone_s = host_seconds(batch, settings.scratch / "recording_alone", 50 if settings.is_small else 2000)
     print(f"records of a step of {batch} requests by themselves: {1e6 * alone_s:.1f} us of host time")
-    with engine_for(settings, bench.folder(shape), Drafting()) as engine:
-        cost = recording_cost(engine, settings, batch, settings.num_outputs[1], settings.num_runs)
+    engine = bench.shelf.engine(bench.folder(shape), Drafting())
+    cost = recording_cost(engine, settings, batch, settings.num_outputs[1], settings.num_runs)
     print(
         f"{shape} batch {batch}: {1e3 * cost.with_s:.4f} ms with, {1e3 * cost.without_s:.4f} ms without, "
         f"{cost.share:+.2%}, medians of {cost.num_steps} steps each"
@@ -264,16 +304,18 @@ def loading(bench: Bench) -> list[Verdict]:
     return [Verdict("loading: bytes a second over the disk's", load / disk, goals.LOADING_SHARE, is_least=True)]
 
 
-#: Name -> section, in the order in which they run.
+#: Name -> section, in the order in which they run: neighbours share an engine where they can.
 SECTIONS: dict[str, Callable[[Bench], list[Verdict]]] = {
-    "decode": decode,
-    "verify": verify,
-    "draft_single": draft_single,
-    "draft_multi": draft_multi,
-    "ngram": ngram,
-    "end_to_end": end_to_end,
-    "recording": recording,
     "loading": loading,
+    "attention": attention,
+    "decode": decode,
+    "recording": recording,
+    "verify": verify,
+    "ngram": ngram,
+    "draft_multi": draft_multi,
+    "end_to_end_multi": end_to_end_multi,
+    "draft_single": draft_single,
+    "end_to_end_single": end_to_end_single,
 }
 
 
