@@ -114,6 +114,8 @@ def _time_both(plan: Plan, sides: Sides, count: int, clock: Clock) -> BesidePlai
     requests = [request for request in plan.requests if request.repeat == 0][:count]
     speculative, speculative_results = _timed(sides.speculative, requests, sides, clock)
     plain, plain_results = _timed(sides.plain, requests, sides, clock)
+    if not (speculative and plain):
+        return BesidePlain(["No plain baseline was measured: none of its requests gave a token."], None)
     notice = (
         f"Plain baseline: speculation is {speculative / plain:.3f} times plain decoding ({speculative:,.1f} against "
         f"{plain:,.1f} output tokens/s; the first {len(requests)} requests once each way after the measured run, "

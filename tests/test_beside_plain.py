@@ -46,6 +46,15 @@ def test_the_plain_baseline_compares_texts_as_well(script: Script, tmp_path: Pat
     assert "## Losslessness" in report and "mtp_multi" in report
 
 
+def test_a_baseline_of_which_every_request_fails_is_none(script: Script, tmp_path: Path) -> None:
+    asked = config(tmp_path, report__plain_baseline_requests=3)
+    script.failing = {f"nano_problems-{index:04}-t0-r0" for index in range(6)}
+    outcome = benchmark.run(asked, INVOCATION)
+    assert outcome.exit_code == 1 and outcome.directory is not None
+    notices = RunDirectory.open(outcome.directory).read_run().notices
+    assert "No plain baseline was measured: none of its requests gave a token." in notices
+
+
 def test_the_eval_compares_every_sample(script: Script, tmp_path: Path) -> None:
     outcome = benchmark.run(losslessness(tmp_path), INVOCATION)
     assert outcome.metrics is not None and outcome.directory is not None
