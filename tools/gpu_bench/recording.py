@@ -17,7 +17,7 @@ from pathlib import Path
 from specbench.engine.llm_engine import LLMEngine
 from specbench.generate import GenerateResult
 from specbench.record_columns import RequestSteps
-from specbench.records import EngineStep
+from specbench.records import EngineStep, RequestRecord
 from specbench.run_directory import Journal, RunDirectory
 
 from .cases import Settings, submit_batch, synchronize
@@ -102,3 +102,16 @@ def host_seconds(batch: int, folder: Path, num_steps: int) -> float:
                 request.add((number, number, 4, 2, 3, batch, 0.5))
             journal.append_engine_step(step)
         return (time.perf_counter() - start_s) / num_steps
+
+
+def request_line_seconds(folder: Path, num_steps: int) -> float:
+    """Seconds that writing a finished request of so many steps takes; behind a step, where requests end one by one."""
+    steps = RequestSteps("0")
+    for number in range(num_steps):
+        steps.add((number, 3 * number, 4, 2, 3, 64, number / 130))
+    record = RequestRecord("0", "0", 0, 0, False, None, 1024, None, num_steps, "length", 0.1, 0.2, 0.3, 2.3, 0, None)
+    with RunDirectory.create(folder).open_journal() as journal:
+        start_s = time.perf_counter()
+        for _ in range(20):
+            journal.append_request(record, steps, None)
+        return (time.perf_counter() - start_s) / 20

@@ -23,7 +23,7 @@ from .floors import ShapeBytes, kv_read, shape_bytes
 from .goals import Verdict
 from .loading import disk_bytes_per_s, load_bytes_per_s, write_checkpoint
 from .peers import is_installed, peer_step_s
-from .recording import host_seconds, recording_cost
+from .recording import host_seconds, recording_cost, request_line_seconds
 from .shapes import expert_counts, open_shape, shape_folder
 
 Key = TypeVar("Key")
@@ -281,7 +281,11 @@ def recording(bench: Bench) -> list[Verdict]:
     shape, settings = "qwen3_8b", bench.settings
     batch = max(settings.batch_sizes)
     alone_s = host_seconds(batch, settings.scratch / "recording_alone", 50 if settings.is_small else 2000)
-    print(f"records of a step of {batch} requests by themselves: {1e6 * alone_s:.1f} us of host time")
+    line_s = request_line_seconds(settings.scratch / "recording_lines", settings.num_outputs[1])
+    print(
+        f"records of a step of {batch} requests by themselves: {1e6 * alone_s:.1f} us of host time; the journal's line of "
+        f"a finished request: {1e6 * line_s:.0f} us, once in {settings.num_outputs[1]} steps"
+    )
     engine = bench.shelf.engine(bench.folder(shape), Drafting())
     cost = recording_cost(engine, settings, batch, settings.num_outputs[1], settings.num_runs)
     print(
@@ -296,7 +300,7 @@ def recording(bench: Bench) -> list[Verdict]:
 def loading(bench: Bench) -> list[Verdict]:
     """Weights from safetensors to the device, against reading the same files alone."""
     shape, settings = "qwen3_8b", bench.settings
-    num_layers = 1 if settings.is_small else 6
+    num_layers = 1 if settings.is_small else 2
     folder = write_checkpoint(bench.folder(shape), settings.scratch / "checkpoint", num_layers)
     checkpoint = Checkpoint.open(folder)
     disk, load = disk_bytes_per_s(checkpoint), load_bytes_per_s(checkpoint, settings.device)
