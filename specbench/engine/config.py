@@ -81,7 +81,11 @@ class EngineConfig:
     attention_backend: str = "torch"
     #: Steps that may be outstanding when the next one is scheduled: 0 or 1.
     pipeline_depth: int = 0
-    #: Which rank this is of those that hold the model together.
+    #: Which rank this is of those that hold the model together; 0 where it is of all of them.
     shard: Shard = WHOLE
     #: Pad steps of decoding to a few shapes and replay what was recorded of these; on a CPU it runs anew, padded.
     cuda_graphs: bool = False
+    #: "spawn" (rank 0 starts the others), "torchrun" (they are there already) or "auto".
+    rank_start: str = "auto"
+    #: Seconds that a step may take on several ranks.
+    rank_timeout_s: float = 120.0

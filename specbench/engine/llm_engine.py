@@ -235,12 +235,15 @@ class LLMEngine:
         output = self.scheduler.schedule()
         schedule_s = self.clock() - start_s
         if output.num_requests:
-            self._outstanding.append((output, self.runner.execute(output), start_s, schedule_s))
+            self._outstanding.append((output, self._execute(output), start_s, schedule_s))
         elif not self._outstanding:
             raise AssertionError("requests are waiting, and nothing can ever run: admission let one in that cannot fit")
         if len(self._outstanding) > self.config.pipeline_depth or not output.num_requests:
             return self._settle(*self._outstanding.popleft())
         return [], None
+
+    def _execute(self, output: SchedulerOutput) -> StepOutput:
+        return self.runner.execute(output)
 
     def _settle(
         self, output: SchedulerOutput, pending: PendingStep, start_s: float, schedule_s: float

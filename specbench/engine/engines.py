@@ -1,0 +1,69 @@
+"""Starts embedded engines, on one rank or on several, and ends what it started.
+
+Belongs here: which kind of engine a configuration asks for, the ranks' lifetime. Does not belong here: anything of
+either kind.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from specbench.engine.config import EngineConfig
+from specbench.engine.execution.rank_processes import (
+    RankProcesses,
+    error_text,
+    find_launched,
+    join_launched,
+    serve_engines,
+)
+from specbench.engine.llm_engine import LLMEngine
+from specbench.engine.parallel_engine import ParallelEngine, serve_engine
+from specbench.engine.replay import check_output
+from specbench.engine.shard import Shard
+from specbench.generate import GenerateResult
+from specbench.records import OutputCheck
+
+
+class Engines:
+    """The engines of one run. Those on several ranks share the ranks' processes."""
+
+    def __init__(self) -> None:
+        self._processes: RankProcesses | None = None
+
+    def start(self, config: EngineConfig, clock: Callable[[], float], on_progress: Callable[[str], None]) -> LLMEngine:
+        """Load the weights. Raises RankFailure when a rank does not get ready."""
+        if config.shard.size == 1:
+            return LLMEngine(config, clock, on_progress)
+        if self._processes is None:
+            launched = find_launched(config.rank_start, config.shard.size)
+            self._processes = RankProcesses(config.shard.size, launched, config.rank_timeout_s, serve_engine)
+        assert self._processes.size == config.shard.size, "the engines of a run have one layout"
+        return ParallelEngine(config, self._processes, clock, on_progress)
+
+    def check_output(self, engine: LLMEngine, results: Sequence[GenerateResult], limit: int) -> OutputCheck:
+        """replay.check_output, on all ranks of the engine."""
+        if isinstance(engine, ParallelEngine):
+            return engine.check_output(results, limit)
+        return check_output(engine, results, limit)
+
+    def close(self) -> None:
+        """End the ranks' processes."""
+        if self._processes is not None:
+            self._processes.close()
+
+
+def follow(start: str, size: int) -> bool:
+    """Where this process is one of several that were started together, and not the first: run what rank 0 says until
+    it has ended, and return True."""
+    launched = find_launched(start, size)
+    if launched is None or launched.rank == 0:
+        return False
+
+    def say_and_die(error: BaseException) -> None:
+        print(f"specbench: rank {launched.rank}: {error_text(error)}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    serve_engines(join_launched(launched), Shard(launched.rank, size), launched.local_rank, serve_engine, say_and_die)
+    return True

@@ -1,0 +1,368 @@
+"""The processes of the ranks: started or found, watched, and ended however the run ends.
+
+Belongs here: processes, the store between them, what is known of one that failed. Does not belong here: what a rank
+does (parallel_engine.py), collectives.
+
+Rank 0 is the process of the run. The others are its children (spawn), or were started beside it (torchrun). A thread
+looks after the children: when one ends, or rank 0 is kept waiting too long in a step, it ends them all, which breaks
+rank 0's collectives, and whoever waits gets a RankFailure that says which rank it was and why. A child whose parent has
+gone ends too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import TYPE_CHECKING
+
+from specbench.engine.config import EngineConfig
+from specbench.engine.layers.parallel import PeerLost
+from specbench.engine.shard import Shard
+from specbench.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+#: How often the store is asked.
+_POLL_S = 0.02
+#: How often children are looked at.
+_WATCH_S = 0.1
+#: After the first sign of trouble, what others have to say is waited for this long.
+_GRACE_S = 1.0
+#: A child that is told to end does so within this, or is killed.
+_END_S = 5.0
+#: Weights are loaded within this.
+START_TIMEOUT_S = 3600.0
+_END = "end"
+#: Linux: signal that a process gets when its parent dies.
+_PR_SET_PDEATHSIG = 1
+#: torchrun's variables.
+_RANK, _WORLD_SIZE, _LOCAL_RANK, _MASTER_ADDR, _MASTER_PORT = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+
+
+class RankFailure(RuntimeError):
+    """A rank died, or does not answer: the run cannot go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """This process's place among ranks that something else has started."""
+
+    rank: int
+    size: int
+    local_rank: int
+    host: str
+    port: int
+
+    @classmethod
+    def find(cls, environment: Mapping[str, str] = os.environ) -> Launched | None:
+        """From torchrun's variables; None where this process was started alone."""
+        if int(environment.get(_WORLD_SIZE, "1")) <= 1:
+            return None
+        for name in (_RANK, _MASTER_ADDR, _MASTER_PORT):
+            if name not in environment:
+                raise UserError(f"{_WORLD_SIZE} is set and {name} is not: start ranks with torchrun, or set both")
+        rank = int(environment[_RANK])
+        return cls(
+            rank,
+            int(environment[_WORLD_SIZE]),
+            int(environment.get(_LOCAL_RANK, rank)),
+            environment[_MASTER_ADDR],
+            int(environment[_MASTER_PORT]),
+        )
+
+
+def find_launched(start: str, size: int) -> Launched | None:
+    """Ranks that are there already. UserError where they do not fit the configuration."""
+    launched = None if start == "spawn" else Launched.find()
+    if launched is None and start == "torchrun":
+        raise UserError(f"parallel.start: torchrun starts {size} processes, and this one was started alone; say spawn")
+    if launched is not None and launched.size != size:
+        raise UserError(
+            f"parallel.tensor_parallel_size: {size}, and {launched.size} ranks were started; make them equal"
+        )
+    return launched
+
+
+def rank_device(device: str, rank: int) -> str:
+    """The device of a rank of this machine: GPUs in a row from the configured one."""
+    name, _, first = device.partition(":")
+    return device if name == "cpu" else f"{name}:{int(first or 0) + rank}"
+
+
+#: (store, engine's name, its config, this rank's number on its machine): runs an engine's steps until it is closed.
+ServeEngine = Callable[["Store", str, EngineConfig], None]
+
+
+class RankProcesses:
+    """The ranks beside this process, rank 0, for any number of engines. `close` ends them."""
+
+    def __init__(self, size: int, launched: Launched | None, timeout_s: float, serve: ServeEngine) -> None:
+        """timeout_s: a step that takes longer has failed."""
+        self.size = size
+        self.local_rank = 0 if launched is None else launched.local_rank
+        self.timeout_s = timeout_s
+        self.failure: str | None = None
+        self._on_failure: list[Callable[[], None]] = []
+        self._num_engines = 0
+        self._deadline_s: float | None = None
+        self._is_ending = threading.Event()
+        self._has_failed = threading.Event()
+        self._children: list[SpawnProcess] = []
+        self._connections: list[Connection] = []
+        self.store = self._start(serve) if launched is None else join_launched(launched)
+        self._watcher = threading.Thread(target=self._watch, name="rank watcher", daemon=True)
+        self._watcher.start()
+
+    def _start(self, serve: ServeEngine) -> Store:
+        from specbench.engine.execution.rank_groups import open_store
+
+        store, port = open_store()
+        context = multiprocessing.get_context("spawn")
+        # Ctrl-C reaches every process of the terminal. Rank 0 ends the others; they inherit that they ignore it.
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main_thread else None
+        try:
+            for rank in range(1, self.size):
+                receiving, sending = context.Pipe(duplex=False)
+                child = context.Process(
+                    target=_child_main,
+                    args=(rank, self.size, port, sending, serve),
+                    daemon=True,
+                    name=f"specbench rank {rank}",
+                )
+                child.start()
+                sending.close()
+                self._children.append(child)
+                self._connections.append(receiving)
+        finally:
+            if before is not None:
+                signal.signal(signal.SIGINT, before)
+        return store
+
+    # ---- Engines
+
+    def announce_engine(self, config: EngineConfig) -> str:
+        """Have every rank begin to load an engine with this configuration; returns the engine's name."""
+        name = f"engine{self._num_engines}"
+        self._num_engines += 1
+        self.store.set(name, pickle.dumps(config).hex())
+        self._wait_for([f"{name}/up/{rank}" for rank in range(1, self.size)])
+        return name
+
+    def wait_until_loaded(self, name: str) -> None:
+        self._wait_for([f"{name}/loaded/{rank}" for rank in range(1, self.size)])
+
+    def call_on_failure(self, call: Callable[[], None]) -> None:
+        """From the watcher's thread."""
+        self._on_failure.append(call)
+
+    def _wait_for(self, keys: list[str]) -> None:
+        end_s = time.monotonic() + START_TIMEOUT_S
+        while not self.store.check(keys):
+            self._raise_failure()
+            if time.monotonic() > end_s:
+                self._fail(f"ranks are not ready after {START_TIMEOUT_S:.0f} s")
+            time.sleep(_POLL_S)
+
+    # ---- Failure
+
+    @contextmanager
+    def watching(self, allowed_s: float | None = None) -> Iterator[None]:
+        """Around what needs all ranks: it ends within `allowed_s` (timeout_s where None), or in a RankFailure."""
+        self._raise_failure()
+        self._deadline_s = time.monotonic() + (allowed_s or self.timeout_s)
+        try:
+            yield
+        except Exception as error:
+            self._deadline_s = None
+            # What is wrong here may be what is wrong there: the watcher finds out.
+            self._has_failed.wait(_END_S if isinstance(error, PeerLost) else 0.0)
+            if self.failure is not None:
+                raise RankFailure(self.failure) from error
+            if isinstance(error, PeerLost):
+                raise RankFailure(f"another rank has gone, or does not answer ({error})") from error
+            raise
+        finally:
+            self._deadline_s = None
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self.failure is not None:
+            raise RankFailure(self.failure)
+
+    def _watch(self) -> None:
+        while not self._is_ending.wait(_WATCH_S):
+            if any(child.exitcode is not None for child in self._children):
+                time.sleep(_GRACE_S)
+                if not self._is_ending.is_set():
+                    self._fail(self._reason())
+                return
+            deadline_s = self._deadline_s
+            if deadline_s is not None and time.monotonic() > deadline_s:
+                waiting = f"no answer within parallel.timeout_s={self.timeout_s:g} s"
+                self._fail(f"{waiting} from {self._ranks_text()}: a rank hangs, or the step takes longer")
+                return
+
+    def _ranks_text(self) -> str:
+        if not self._children:
+            return f"ranks 1 to {self.size - 1}"
+        return ", ".join(f"rank {rank} (process {child.pid})" for rank, child in enumerate(self._children, start=1))
+
+    def _reason(self) -> str:
+        """The first cause among what children left behind: a death, or an error that is not about another rank."""
+        deaths: list[str] = []
+        errors: list[str] = []
+        echoes: list[str] = []
+        for rank, (child, connection) in enumerate(zip(self._children, self._connections, strict=True), start=1):
+            is_echo, text = _last_words(connection)
+            if text is not None:
+                (echoes if is_echo else errors).append(f"rank {rank}: {text}")
+            elif child.exitcode is not None:
+                deaths.append(f"rank {rank} (process {child.pid}) {_death_text(child.exitcode)}")
+        return next(iter([*errors, *deaths, *echoes]))
+
+    def _fail(self, failure: str) -> None:
+        self.failure = failure
+        for child in self._children:
+            child.kill()
+        for call in self._on_failure:
+            with contextlib.suppress(Exception):
+                call()
+        self._has_failed.set()
+
+    # ---- The end
+
+    def close(self) -> None:
+        """End the ranks: those that do not go by themselves are killed. Nothing is left of them when this returns."""
+        self._is_ending.set()
+        if self.failure is None:
+            with contextlib.suppress(Exception):
+                self.store.set(f"engine{self._num_engines}", _END)
+        end_s = time.monotonic() + _END_S
+        for child in self._children:
+            child.join(max(0.0, end_s - time.monotonic()))
+            if child.is_alive():
+                child.kill()
+                child.join()
+        for connection in self._connections:
+            connection.close()
+        del self.store  # with it goes the port
+
+
+def join_launched(launched: Launched) -> Store:
+    """The store of ranks that were started together: torchrun serves one itself, else rank 0 does."""
+    from torch.distributed import PrefixStore, TCPStore
+
+    is_served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_master = launched.rank == 0 and not is_served
+    store = TCPStore(launched.host, launched.port, is_master=is_master, wait_for_workers=False)
+    # A run that torchrun starts again must not read what the last one left.
+    return PrefixStore(f"specbench/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+def serve_engines(
+    store: Store, shard: Shard, local_rank: int, serve: ServeEngine, on_error: Callable[[BaseException], None]
+) -> None:
+    """A rank's life: each engine that rank 0 announces runs in a thread of its own, until there are no more."""
+    threads = []
+    for number in range(sys.maxsize):
+        name = f"engine{number}"
+        # A wait of the store's own would keep every other thread from it.
+        while not store.check([name]):
+            time.sleep(_POLL_S)
+        announced = store.get(name)
+        if announced == _END.encode():
+            break
+        config: EngineConfig = pickle.loads(bytes.fromhex(announced.decode()))
+        own = replace(config, shard=shard, device=rank_device(config.device, local_rank))
+        thread = threading.Thread(target=_reporting, args=(on_error, serve, store, name, own), daemon=True)
+        thread.start()
+        threads.append(thread)
+    for thread in threads:
+        thread.join(_END_S)
+
+
+def _reporting(on_error: Callable[[BaseException], None], serve: ServeEngine, *arguments: object) -> None:
+    try:
+        serve(*arguments)  # type: ignore[arg-type]
+    except BaseException as error:
+        on_error(error)
+
+
+def _child_main(rank: int, size: int, port: int, sending: Connection, serve: ServeEngine) -> None:
+    _die_with_parent()
+
+    def say_and_die(error: BaseException) -> None:
+        with contextlib.suppress(OSError):
+            sending.send((isinstance(error, PeerLost), error_text(error)))
+        os._exit(1)
+
+    try:
+        import torch
+
+        from specbench.engine.execution.rank_groups import LOOPBACK, join_store
+
+        torch.set_num_threads(max(1, torch.get_num_threads() // size))
+        serve_engines(join_store(LOOPBACK, port), Shard(rank, size), rank, serve, say_and_die)
+    except BaseException as error:
+        say_and_die(error)
+    os._exit(0)  # libraries' threads may still wait for other ranks
+
+
+def _die_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    def wait_for_end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait_for_end, name="parent watcher", daemon=True).start()
+
+
+def error_text(error: BaseException) -> str:
+    """One line, and where it was."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
+
+
+def _last_words(connection: Connection) -> tuple[bool, str | None]:
+    """(whether it is about another rank, the text); None where the child said nothing."""
+    try:
+        if connection.poll():
+            is_echo, text = connection.recv()
+            return is_echo, text
+    except (EOFError, OSError):
+        pass
+    return False, None
+
+
+def _death_text(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    name = signal.Signals(-exit_code).name
+    hint = ": killed from outside, or by the system for want of memory" if name == "SIGKILL" else ""
+    return f"was ended by {name}{hint}"

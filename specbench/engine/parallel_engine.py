@@ -1,0 +1,115 @@
+"""The embedded engine on several ranks: rank 0 schedules and answers, the others run the same steps on their shares.
+
+Belongs here: rank 0's engine, and what another rank does with what it is told. Does not belong here: processes
+(execution/rank_processes.py), groups and messages (execution/), what is split (models/).
+
+Every rank builds the whole engine and uses its model, caches and request rows; scheduler and tokenizer work on rank 0
+alone. Tokens and accepted counts are never sent: each rank computes them from the same reductions and the same keys.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed import Store
+
+from specbench.engine.config import EngineConfig
+from specbench.engine.execution.rank_groups import LOOPBACK, RankGroups, join_groups
+from specbench.engine.execution.rank_processes import START_TIMEOUT_S, Launched, RankProcesses, rank_device
+from specbench.engine.execution.step_message import CLOSE, REPLAY, STEP, StepMessage
+from specbench.engine.llm_engine import LLMEngine, plan_engine_memory
+from specbench.engine.replay import check_output
+from specbench.engine.scheduling.step import SchedulerOutput, StepOutput
+from specbench.generate import GenerateResult
+from specbench.records import EngineStep, OutputCheck
+
+#: A replay runs at this many tokens a second at least.
+_SLOWEST_REPLAY = 1.0
+
+
+class ParallelEngine(LLMEngine):
+    """Rank 0's engine."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        processes: RankProcesses,
+        clock: Callable[[], float],
+        on_progress: Callable[[str], None],
+    ) -> None:
+        """`config` is rank 0's. Raises RankFailure when a rank does not get ready."""
+        on_progress(f"starting {config.shard.size} ranks")
+        config = _with_num_blocks(config)
+        own = replace(config, device=rank_device(config.device, processes.local_rank))
+        self._processes = processes
+        name = processes.announce_engine(config)
+        with processes.watching():
+            self._groups = _join(processes.store, name, own)
+        processes.call_on_failure(self._groups.abort)
+        # Loading has collectives where graphs are recorded, and no bound but the start's.
+        with processes.watching(allowed_s=START_TIMEOUT_S):
+            super().__init__(own, clock, on_progress, self._groups.parallel)
+        processes.wait_until_loaded(name)
+        self._message = StepMessage(config.max_num_seqs)
+
+    def step(self) -> tuple[list[GenerateResult], EngineStep | None]:
+        with self._processes.watching():
+            return super().step()
+
+    def _execute(self, output: SchedulerOutput) -> StepOutput:
+        self._groups.control.send(self._message, self._message.pack(output))
+        return super()._execute(output)
+
+    def check_output(self, results: Sequence[GenerateResult], limit: int) -> OutputCheck:
+        """replay.check_output, on every rank."""
+        chosen = list(results)
+        allowed_s = self._processes.timeout_s + sum(len(each.output_token_ids) for each in chosen) / _SLOWEST_REPLAY
+        with self._processes.watching(allowed_s):
+            self._groups.control.send(self._message, self._message.pack_command(REPLAY, (chosen, limit)))
+            return check_output(self, chosen, limit)
+
+    def close(self) -> None:
+        """The other ranks let go of their shares."""
+        if self._processes.failure is None:
+            self._groups.control.send(self._message, self._message.pack_command(CLOSE))
+
+
+def _with_num_blocks(config: EngineConfig) -> EngineConfig:
+    """Rank 0 decides how many blocks there are: block ids mean the same everywhere. No rank's share is larger."""
+    plan = plan_engine_memory(config)
+    num_full = [count for spec, count in zip(plan.specs, plan.num_blocks, strict=True) if spec.window is None]
+    return replace(config, num_blocks=max(num_full, default=config.num_blocks), memory_limit=None)
+
+
+def _join(store: Store, name: str, config: EngineConfig) -> RankGroups:
+    launched = Launched.find()
+    host = LOOPBACK if launched is None or launched.host in ("localhost", LOOPBACK) else None
+    return join_groups(store, name, config.shard, torch.device(config.device), host, config.rank_timeout_s)
+
+
+def serve_engine(store: Store, name: str, config: EngineConfig) -> None:
+    """What a rank other than 0 does with an engine: load it, and run what it is told."""
+    rank = config.shard.rank
+    device = torch.device(config.device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    store.set(f"{name}/up/{rank}", "1")
+    groups = _join(store, name, config)
+    engine = LLMEngine(config, parallel=groups.parallel)
+    store.set(f"{name}/loaded/{rank}", "1")
+    message = StepMessage(config.max_num_seqs)
+    outstanding: deque[Any] = deque()
+    while True:
+        following = groups.control.receive(message)
+        if message.command == STEP:
+            outstanding.append(engine.runner.execute(message.unpack(following)))
+            if len(outstanding) > config.pipeline_depth:
+                outstanding.popleft()
+        elif message.command == REPLAY:
+            check_output(engine, *message.unpack_content(following))
+        else:
+            return
