@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +26,7 @@ from specbench.errors import UserError
 from specbench.evals.registry import load_task
 from specbench.evals.task import EvalModel, rescore
 from specbench.generate import AudioSource, GenerateListener, GenerateRequest, GenerateResult, Target
-from specbench.machinery import Machinery, embedded_machinery
+from specbench.machinery import Machinery, embedded_machinery, follow_rank_0
 from specbench.measuring import RunClock, StartedRun, measure
 from specbench.model_choice import choose_model
 from specbench.outcome import Outcome
@@ -62,10 +62,18 @@ class Invocation:
 
 
 def run(config: RunConfig, invocation: Invocation) -> Outcome:
-    """One run in a new directory."""
+    """One run in a new directory. Of ranks that were started together only the first has one."""
+    if _follows(config):
+        return Outcome("finished", 0, Path())
     plan = prepare(config, is_sweep=False)
     directory = RunDirectory.create(_new_run_path(plan))
     return execute(plan, directory, invocation, EventLog())
+
+
+def _follows(config: RunConfig) -> bool:
+    """Whether this process did what another rank's run asked for, to its end."""
+    num_ranks = config.parallel.tensor_parallel_size
+    return num_ranks > 1 and follow_rank_0(config.parallel.start, num_ranks)
 
 
 def run_sweep_job(config: RunConfig, invocation: Invocation) -> Outcome:
@@ -93,7 +101,10 @@ def resume(path: Path) -> Outcome:
     before = directory.read_run()
     if before.status == "finished":
         raise UserError(f"{path}: finished at {before.finished_at}, nothing is left to run; start a new run instead")
-    plan = prepare(RunConfig.from_dict(before.config), is_sweep=False)
+    config = RunConfig.from_dict(before.config)
+    if _follows(config):
+        return Outcome("finished", 0, Path())
+    plan = prepare(config, is_sweep=False)
     _refuse_if_changed(plan, path)
     log = directory.read_journal()
     invocation = Invocation(before.command, (), "", job_name=None)
@@ -151,8 +162,10 @@ def execute(
     watch = environment.ProcessWatch()
     run = _open(plan, directory, invocation, log, before)
     baseline = None if plan.baseline is None else _open_baseline(plan.baseline, directory, invocation)
-    with _honest_ending([run] if baseline is None else [run, baseline]):
+    with ExitStack() as ending:
+        ending.enter_context(_honest_ending([run] if baseline is None else [run, baseline]))
         machinery = embedded_machinery()
+        ending.callback(machinery.close)
         # The run without speculation goes first in each turn.
         in_turns = [_start(one, machinery) for one in (baseline, run) if one is not None]
         measured = measure(in_turns)

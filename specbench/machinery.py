@@ -29,11 +29,20 @@ class Machinery:
     start_engine: EngineFactory
     #: (engine, results, how many of them) -> their replay without speculation
     check_output: Callable[[Any, list[GenerateResult], int], OutputCheck]
+    #: Ends what engines started beside this process.
+    close: Callable[[], None] = lambda: None
 
 
 def embedded_machinery() -> Machinery:
     """The embedded engine. Importing torch takes seconds, so it comes after everything that may be wrong."""
-    from specbench.engine.llm_engine import LLMEngine
-    from specbench.engine.replay import check_output
+    from specbench.engine.engines import Engines
 
-    return Machinery(LLMEngine, check_output)
+    engines = Engines()
+    return Machinery(engines.start, engines.check_output, engines.close)
+
+
+def follow_rank_0(start: str, num_ranks: int) -> bool:
+    """Where ranks were started together and this is not the first: do as rank 0 says until it ends, and return True."""
+    from specbench.engine.engines import follow
+
+    return follow(start, num_ranks)

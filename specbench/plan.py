@@ -33,6 +33,7 @@ from specbench.engine.models.registry import (
     open_checkpoint,
 )
 from specbench.engine.sampling.parameters import check_parameters
+from specbench.engine.shard import Shard
 from specbench.errors import UserError
 from specbench.evals.registry import load_task
 from specbench.evals.task import EvalModel, Task, measured_requests
@@ -82,8 +83,8 @@ class Plan:
 
     @property
     def memory_limit(self) -> int | None:
-        """memory_fraction of the free memory, in bytes; None where free memory can't be read."""
-        free = free_bytes(self.config.engine.device)
+        """memory_fraction of what is free for each rank, in bytes; None where free memory can't be read."""
+        free = free_bytes(self.config.engine.device, self.config.parallel.tensor_parallel_size)
         return None if free is None else int(self.config.cache.memory_fraction * free)
 
     def plan_memory(self) -> MemoryPlan:
@@ -127,7 +128,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     )
     resolved = resolve(config, facts, device=default_device(), is_sweep=is_sweep)
     config = resolved.config
-    check_device(config.engine.device)
+    check_device(config.engine.device, config.parallel.tensor_parallel_size)
     if config.strict and choice.is_fallback:
         raise UserError(
             f"model.checkpoint: unset, so {choice.ran} would run in place of {choice.requested}, which strict=true "
@@ -315,13 +316,18 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def check_device(device: str) -> None:
-    """UserError for a GPU that is not there."""
+def check_device(device: str, num_ranks: int = 1) -> None:
+    """UserError for a GPU that is not there; each rank has one."""
     if not device.startswith("cuda"):
         return
     import torch
 
     index = int(device.partition(":")[2] or 0)
+    if num_ranks > 1 and index + num_ranks > torch.cuda.device_count():
+        raise UserError(
+            f"parallel.tensor_parallel_size: {num_ranks} ranks from device {index} on take more than the "
+            f"{torch.cuda.device_count()} CUDA devices that torch sees; say parallel=tp1"
+        )
     if index >= torch.cuda.device_count():
         raise UserError(
             f"engine.device: {device} is not there, torch sees {torch.cuda.device_count()} CUDA devices; say "
@@ -329,13 +335,15 @@ def check_device(device: str) -> None:
         )
 
 
-def free_bytes(device: str) -> int | None:
-    """Memory that is free on the device; on a CPU, the machine's."""
+def free_bytes(device: str, num_ranks: int = 1) -> int | None:
+    """Memory that is free for each rank: of its device, or its share of the machine's."""
     if device == "cpu":
-        return environment.free_memory_bytes()
+        free = environment.free_memory_bytes()
+        return None if free is None else free // num_ranks
     import torch
 
-    return torch.cuda.mem_get_info(torch.device(device))[0]
+    first = int(device.partition(":")[2] or 0)
+    return min(torch.cuda.mem_get_info(index)[0] for index in range(first, first + num_ranks))
 
 
 def _choose_draft(config: RunConfig) -> tuple[RunConfig, ModelChoice | None]:
@@ -418,6 +426,9 @@ def make_engine_config(config: RunConfig, checkpoint: Path, memory_limit: int | 
         tokenizer=config.model.tokenizer,
         chat_template=config.model.chat_template,
         memory_limit=memory_limit,
+        shard=Shard(0, config.parallel.tensor_parallel_size),
+        rank_start=config.parallel.start,
+        rank_timeout_s=config.parallel.timeout_s,
         load=config.model.load,
         quantised_weights=config.model.quantised_weights,
     )
@@ -494,7 +505,9 @@ def _load_text(config: RunConfig) -> str:
 def _memory_line(plan: Plan) -> str:
     limit = plan.memory_limit
     bound = "" if limit is None else f"; at most {limit / 2**20:,.1f} MiB by cache.memory_fraction"
-    return f"{memory_text(plan.plan_memory())}{bound}"
+    num_ranks = plan.config.parallel.tensor_parallel_size
+    of_rank = f", on each of {num_ranks} ranks" if num_ranks > 1 else ""
+    return f"{memory_text(plan.plan_memory())}{bound}{of_rank}"
 
 
 def _fallbacks(plan: Plan) -> list[str]:

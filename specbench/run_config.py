@@ -154,6 +154,10 @@ class SpecConfig:
 class ParallelConfig:
     name: str
     tensor_parallel_size: Positive
+    #: Who starts the ranks: this process (spawn), torchrun before it, or torchrun where it has (auto).
+    start: Annotated[str, OneOf(("auto", "spawn", "torchrun"))] = "auto"
+    #: Seconds that a step may take before a rank counts as hung.
+    timeout_s: Annotated[float, AtLeast(1)] = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -663,8 +667,6 @@ def _check_across_groups(config: RunConfig) -> None:
     spec, engine = config.spec, config.engine
     _check_spec(spec)
     _check_load(config.load)
-    if config.parallel.tensor_parallel_size != 1:
-        raise UserError("parallel.tensor_parallel_size: the embedded engine runs on 1 device; say parallel=tp1")
     for form in config.report.formats:
         if form not in REPORT_FORMATS:
             raise UserError(f"report.formats: unknown format {form!r}; {near_name(form, REPORT_FORMATS)}")

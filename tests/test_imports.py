@@ -46,6 +46,8 @@ ENGINE_FLOORS = (
     ("proposers",),
     ("scheduling", "execution"),
     ("llm_engine", "replay"),
+    ("parallel_engine",),
+    ("engines",),
 )
 #: Folder -> what it may import of ours, whatever its floor.
 ONLY = {

@@ -193,7 +193,7 @@ def test_random_weights_answer_nothing_and_need_a_shape() -> None:
             STUB | {"spec__accepted_rates": [1, 1, 0, 0], "spec__accepted_counts": [1]},
             "spec.accepted_rates: spec.accepted_counts is there too",
         ),
-        ({"parallel__tensor_parallel_size": 2}, "parallel.tensor_parallel_size: the embedded engine runs on 1 device"),
+        ({"parallel__start": "slurm"}, "parallel.start"),
         (
             {"spec__draft_sample_method": "probabilistic", "spec__method": "ngram"},
             "spec.draft_sample_method: the drafts of ngram come without probabilities; say greedy",

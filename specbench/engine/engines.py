@@ -19,7 +19,7 @@ from specbench.engine.execution.rank_processes import (
     serve_engines,
 )
 from specbench.engine.llm_engine import LLMEngine
-from specbench.engine.parallel_engine import ParallelEngine, serve_engine
+from specbench.engine.parallel_engine import ParallelEngine, serve_engine, with_num_blocks
 from specbench.engine.replay import check_output
 from specbench.engine.shard import Shard
 from specbench.generate import GenerateResult
@@ -36,6 +36,7 @@ class Engines:
         """Load the weights. Raises RankFailure when a rank does not get ready."""
         if config.shard.size == 1:
             return LLMEngine(config, clock, on_progress)
+        config = with_num_blocks(config)  # what cannot be split is refused before anything starts
         if self._processes is None:
             launched = find_launched(config.rank_start, config.shard.size)
             self._processes = RankProcesses(config.shard.size, launched, config.rank_timeout_s, serve_engine)

@@ -242,7 +242,7 @@ class LLMEngine:
             return self._settle(*self._outstanding.popleft())
         return [], None
 
-    def _execute(self, output: SchedulerOutput) -> StepOutput:
+    def _execute(self, output: SchedulerOutput) -> PendingStep:
         return self.runner.execute(output)
 
     def _settle(

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch.distributed import Store
@@ -21,9 +20,10 @@ from specbench.engine.config import EngineConfig
 from specbench.engine.execution.rank_groups import LOOPBACK, RankGroups, join_groups
 from specbench.engine.execution.rank_processes import START_TIMEOUT_S, Launched, RankProcesses, rank_device
 from specbench.engine.execution.step_message import CLOSE, REPLAY, STEP, StepMessage
+from specbench.engine.execution.step_results import PendingStep
 from specbench.engine.llm_engine import LLMEngine, plan_engine_memory
 from specbench.engine.replay import check_output
-from specbench.engine.scheduling.step import SchedulerOutput, StepOutput
+from specbench.engine.scheduling.step import SchedulerOutput
 from specbench.generate import GenerateResult
 from specbench.records import EngineStep, OutputCheck
 
@@ -41,9 +41,8 @@ class ParallelEngine(LLMEngine):
         clock: Callable[[], float],
         on_progress: Callable[[str], None],
     ) -> None:
-        """`config` is rank 0's. Raises RankFailure when a rank does not get ready."""
+        """`config` is rank 0's, with its blocks counted. Raises RankFailure when a rank does not get ready."""
         on_progress(f"starting {config.shard.size} ranks")
-        config = _with_num_blocks(config)
         own = replace(config, device=rank_device(config.device, processes.local_rank))
         self._processes = processes
         name = processes.announce_engine(config)
@@ -60,7 +59,7 @@ class ParallelEngine(LLMEngine):
         with self._processes.watching():
             return super().step()
 
-    def _execute(self, output: SchedulerOutput) -> StepOutput:
+    def _execute(self, output: SchedulerOutput) -> PendingStep:
         self._groups.control.send(self._message, self._message.pack(output))
         return super()._execute(output)
 
@@ -78,7 +77,7 @@ class ParallelEngine(LLMEngine):
             self._groups.control.send(self._message, self._message.pack_command(CLOSE))
 
 
-def _with_num_blocks(config: EngineConfig) -> EngineConfig:
+def with_num_blocks(config: EngineConfig) -> EngineConfig:
     """Rank 0 decides how many blocks there are: block ids mean the same everywhere. No rank's share is larger."""
     plan = plan_engine_memory(config)
     num_full = [count for spec, count in zip(plan.specs, plan.num_blocks, strict=True) if spec.window is None]
@@ -102,13 +101,13 @@ def serve_engine(store: Store, name: str, config: EngineConfig) -> None:
     engine = LLMEngine(config, parallel=groups.parallel)
     store.set(f"{name}/loaded/{rank}", "1")
     message = StepMessage(config.max_num_seqs)
-    outstanding: deque[Any] = deque()
+    outstanding: deque[PendingStep] = deque()
     while True:
         following = groups.control.receive(message)
         if message.command == STEP:
             outstanding.append(engine.runner.execute(message.unpack(following)))
             if len(outstanding) > config.pipeline_depth:
-                outstanding.popleft()
+                outstanding.popleft().wait()
         elif message.command == REPLAY:
             check_output(engine, *message.unpack_content(following))
         else:

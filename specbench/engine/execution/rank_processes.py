@@ -284,7 +284,6 @@ def serve_engines(
     store: Store, shard: Shard, local_rank: int, serve: ServeEngine, on_error: Callable[[BaseException], None]
 ) -> None:
     """A rank's life: each engine that rank 0 announces runs in a thread of its own, until there are no more."""
-    threads = []
     for number in range(sys.maxsize):
         name = f"engine{number}"
         # A wait of the store's own would keep every other thread from it.
@@ -295,11 +294,7 @@ def serve_engines(
             break
         config: EngineConfig = pickle.loads(bytes.fromhex(announced.decode()))
         own = replace(config, shard=shard, device=rank_device(config.device, local_rank))
-        thread = threading.Thread(target=_reporting, args=(on_error, serve, store, name, own), daemon=True)
-        thread.start()
-        threads.append(thread)
-    for thread in threads:
-        thread.join(_END_S)
+        threading.Thread(target=_reporting, args=(on_error, serve, store, name, own), daemon=True).start()
 
 
 def _reporting(on_error: Callable[[BaseException], None], serve: ServeEngine, *arguments: object) -> None:

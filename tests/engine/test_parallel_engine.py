@@ -1,0 +1,205 @@
+"""Two ranks say what one says, token for token: every family, every proposer, greedy and at a temperature, in fp32.
+
+A sum over ranks is rounded in another order than a product, by a few 1e-6 of these logits. Where two logits were closer
+than that the texts could part; with these seeds, which are fixed, none are.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specbench.engine.engines import Engines
+from specbench.engine.execution.rank_processes import RankFailure
+from specbench.engine.parallel_engine import ParallelEngine
+from specbench.engine.shard import Shard
+from specbench.errors import UserError
+from specbench.generate import GenerateRequest, GenerateResult
+from tests.engine.harness import engine_config, make_engine, run, token_request
+from tests.engine.models.test_mimo import build_tiny_mimo
+from tests.engine.tiny_decoders import build_tiny_decoder
+from tests.engine.tiny_inkling import build_tiny_inkling
+
+NUM_RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Engines]:
+    """One pair of processes for all tests: starting them takes seconds."""
+    started = Engines()
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    parent = tmp_path_factory.mktemp("models")
+    decoders = ("llama biases", "qwen3 tied and biased", "moe", "qwen3 windows")
+    return {
+        "inkling": build_tiny_inkling(parent / "inkling", vocab_size=64, unpadded_vocab_size=61),
+        "mimo": build_tiny_mimo(parent / "mimo", 2),
+        **{name: build_tiny_decoder(parent / name, name) for name in decoders},
+    }
+
+
+def mixed_requests(num_ids: int = 60, count: int = 6, length: int = 14, **sampling: Any) -> list[GenerateRequest]:
+    """Greedy and tempered requests in turn, in one batch, some with filters and penalties."""
+    rng = random.Random(0)
+    asked: tuple[dict[str, Any], ...] = (
+        {},
+        {"temperature": 1.0, "seed": 3},
+        {"logprobs": 2},
+        {"temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    )
+    prompts = [[rng.randrange(2, num_ids) for _ in range(4 + 5 * index)] for index in range(count)]
+    return [
+        token_request(f"r{index}", prompt, length, **asked[index % 4], **sampling)
+        for index, prompt in enumerate(prompts)
+    ]
+
+
+def seen(results: dict[str, GenerateResult]) -> dict[str, Any]:
+    """Everything that does not depend on time; log-probabilities to 1e-4."""
+    return {
+        name: (
+            result.output_token_ids,
+            [(step.num_drafted, step.num_accepted, step.num_emitted) for step in result.verify_steps],
+            [(one.token_id, one.rank, round(one.logprob, 3)) for one in result.logprobs or ()],
+            result.record.num_preemptions,
+            result.record.num_cached_prompt_tokens,
+        )
+        for name, result in results.items()
+    }
+
+
+def start(engines: Engines, folder: Path, k: int, **fields: Any) -> ParallelEngine:
+    config = engine_config(folder, k, shard=Shard(0, NUM_RANKS), **fields)
+    engine = engines.start(config, time.perf_counter, lambda message: None)
+    assert isinstance(engine, ParallelEngine)
+    return engine
+
+
+def check_same(engines: Engines, folder: Path, k: int, requests: list[GenerateRequest], **fields: Any) -> dict:
+    """Run on one rank and on two; returns what both said."""
+    alone = run(make_engine(folder, k, **fields), requests)
+    engine = start(engines, folder, k, **fields)
+    together = run(engine, requests)
+    assert seen(together) == seen(alone)
+    if not any(request.sampling.temperature for request in requests):
+        assert engine.check_output(list(together.values()), len(together)).status == "identical"
+    engine.close()
+    return alone
+
+
+@pytest.mark.parametrize(
+    ("family", "proposer", "k"),
+    [
+        ("inkling", "none", 0),
+        ("inkling", "mtp_multi", 3),
+        ("inkling", "mtp_single", 2),
+        ("inkling", "draft_model", 2),
+        ("mimo", "mtp_multi", 2),
+        ("mimo", "mtp_single", 2),
+        ("llama biases", "ngram", 3),
+        ("qwen3 tied and biased", "draft_model", 2),
+        ("qwen3 windows", "ngram", 3),
+        ("moe", "none", 0),
+    ],
+)
+def test_every_family_and_proposer(
+    engines: Engines, folders: dict[str, Path], family: str, proposer: str, k: int
+) -> None:
+    draft = str(folders["mimo" if family == "mimo" else family])
+    found = check_same(
+        engines, folders[family], k, mixed_requests(), proposer=proposer, draft_checkpoint=draft, ngram_min=1
+    )
+    if proposer in ("draft_model", "ngram"):  # others of random weights agree with nobody
+        assert any(step.num_accepted for result in found.values() for step in result.verify_steps)
+
+
+def test_recorded_drafts_and_the_output_check(engines: Engines, folders: dict[str, Path], tmp_path: Path) -> None:
+    rng = random.Random(1)
+    requests = [token_request(f"g{index}", [rng.randrange(2, 60) for _ in range(9)], 12) for index in range(3)]
+    plain = run(make_engine(folders["inkling"]), requests)
+    rows = [
+        {"prompt_token_ids": result.prompt_token_ids, "output_token_ids": result.output_token_ids}
+        for result in plain.values()
+    ]
+    drafts = tmp_path / "drafts.jsonl"
+    drafts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = check_same(
+        engines, folders["inkling"], 3, requests, proposer="stub", drafts=str(drafts), accepted_counts=(3, 1, 0)
+    )
+    assert {step.num_accepted for result in found.values() for step in result.verify_steps} == {0, 1, 3}
+
+
+@pytest.mark.parametrize("method", ["standard", "block"])
+def test_drafts_with_probabilities(engines: Engines, folders: dict[str, Path], method: str) -> None:
+    """The same windows, coins and laws: the same tokens."""
+    requests = [token_request(f"p{index}", [5 + index, 9, 30], 10, temperature=1.0, seed=index) for index in range(4)]
+    found = check_same(
+        engines,
+        folders["inkling"],
+        2,
+        requests,
+        proposer="draft_model",
+        draft_checkpoint=str(folders["inkling"]),
+        draft_sample_method="probabilistic",
+        rejection_sample_method=method,
+    )
+    assert any(step.num_accepted for result in found.values() for step in result.verify_steps)
+
+
+def test_preemption_and_prefix_caching(engines: Engines, folders: dict[str, Path]) -> None:
+    """Too few blocks for all requests at once, whose prompts begin alike."""
+    rng = random.Random(2)
+    common = [rng.randrange(2, 60) for _ in range(20)]
+    requests = [
+        token_request(f"c{index}", [*common, 3 + index], 30, temperature=index % 2, seed=index) for index in range(4)
+    ]
+    found = check_same(
+        engines, folders["inkling"], 3, requests, num_blocks=24, max_model_len=80, prefix_caching=True, max_num_seqs=3
+    )
+    assert any(result.record.num_preemptions for result in found.values())
+    assert any(result.record.num_cached_prompt_tokens for result in found.values())
+
+
+def test_what_cannot_be_split_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    folder = build_tiny_inkling(tmp_path, swa_num_attention_heads=3, swa_num_key_value_heads=3)
+    engines = Engines()
+    with pytest.raises(UserError, match="2 ranks cannot share 3 heads of local attention"):
+        start(engines, folder, 0)
+    engines.close()
+
+
+@pytest.mark.slow
+def test_four_ranks(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """More ranks than key-value heads: two hold the same one."""
+    monkeypatch.setattr("tests.engine.test_parallel_engine.NUM_RANKS", 4)
+    engines = Engines()
+    check_same(engines, folders["inkling"], 3, mixed_requests())
+    check_same(engines, folders["mimo"], 2, mixed_requests(), proposer="mtp_multi")
+    check_same(engines, folders["llama biases"], 3, mixed_requests(), proposer="ngram", ngram_min=1)
+    check_same(engines, folders["moe"], 0, mixed_requests())
+    engines.close()
+
+
+def test_a_killed_rank_ends_the_run(folders: dict[str, Path]) -> None:
+    engines = Engines()
+    engine = start(engines, folders["llama biases"], 0)
+    for request in mixed_requests():
+        engine.add_request(request, arrival_s=0.0)
+    engine.step()
+    (child,) = engines._processes._children  # type: ignore[union-attr]
+    child.kill()
+    with pytest.raises(RankFailure, match=rf"rank 1 \(process {child.pid}\) was ended by SIGKILL"):
+        while engine.has_requests:
+            engine.step()
+    engines.close()
+    assert not child.is_alive()
