@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +52,20 @@ INKLING: dict[str, Any] = {
     "route_scale": 8.0,
     "logits_mup_width_multiplier": 24,
 }
-INKLING_CHECKPOINT = Checkpoint(
-    Path("inkling"),
-    {
-        "architectures": ["InklingForConditionalGeneration"],
-        "eos_token_id": 200006,
-        "text_config": INKLING,
-        "mtp_config": {"num_nextn_predict_layers": 8, "local_layer_ids": [0, 2, 4, 5, 6, 7]},
-    },
-    {},
-    (),
-)
+CONFIG = {
+    "architectures": ["InklingForConditionalGeneration"],
+    "eos_token_id": 200006,
+    "text_config": INKLING,
+    "mtp_config": {"num_nextn_predict_layers": 8, "local_layer_ids": [0, 2, 4, 5, 6, 7]},
+}
+
+
+@pytest.fixture(scope="module")
+def inkling(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """The full model's config and tensors, without their values."""
+    folder = tmp_path_factory.mktemp("inkling")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return registry.open_checkpoint(folder, "random")
 
 
 def test_ranges_cover_what_does_not_split_evenly():
@@ -69,7 +73,7 @@ def test_ranges_cover_what_does_not_split_evenly():
     assert ranges == [(0, 63), (63, 126), (126, 189), (189, 250)]
 
 
-def test_a_refusal_names_the_count_and_every_size_that_works():
+def test_a_refusal_names_the_count_and_every_size_that_works(inkling: Checkpoint):
     heads, kv_heads = SplitCount(24, "heads"), SplitCount(4, "key-value heads", is_replicable=True)
     check_split([heads, kv_heads], 8)  # two ranks hold the same key-value head
     with pytest.raises(UserError, match="16 ranks cannot share 24 heads; say 1, 2, 4, 8, 12, 24"):
@@ -77,7 +81,7 @@ def test_a_refusal_names_the_count_and_every_size_that_works():
     with pytest.raises(UserError, match="4 ranks cannot share 48 columns in multiples of 8; say 1, 2, 3, 6"):
         check_split([SplitCount(48, "columns", unit=8)], 4)
     with pytest.raises(UserError, match="5 ranks cannot share 64 heads of global attention; say 1, 2, 4, 8, 16, 32"):
-        registry.weight_parts(parse_config(INKLING_CHECKPOINT), 0, Shard(0, 5))
+        registry.weight_parts(parse_config(inkling), 0, Shard(0, 5))
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -112,8 +116,10 @@ def test_ranks_together_read_every_tensor(name: str, size: int, tmp_path: Path):
 class MetaWeights(WeightReader):
     """Tensors of the right shapes that hold nothing."""
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]], shard: Shard, parts: dict[str, Part]) -> None:
-        super().__init__(INKLING_CHECKPOINT, torch.bfloat16, torch.device("meta"), _of_rank(shard), parts)
+    def __init__(
+        self, checkpoint: Checkpoint, shapes: dict[str, tuple[int, ...]], shard: Shard, parts: dict[str, Part]
+    ) -> None:
+        super().__init__(checkpoint, torch.bfloat16, torch.device("meta"), _of_rank(shard), parts)
         self._shapes = shapes
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -136,20 +142,20 @@ def _of_rank(shard: Shard) -> TensorParallel:
     ("size", "target_gib", "modules_gib", "kv_heads"), [(4, 441.3, 3.3, (2, 4)), (8, 220.9, 2.2, (1, 2))]
 )
 def test_inkling_builds_on_ranks_and_its_memory_is_predicted(
-    size: int, target_gib: float, modules_gib: float, kv_heads: tuple[int, int]
+    inkling: Checkpoint, size: int, target_gib: float, modules_gib: float, kv_heads: tuple[int, int]
 ):
     """The full model in bf16, on the meta device."""
     shard = Shard(size - 1, size)
-    config = parse_config(INKLING_CHECKPOINT)
+    config = parse_config(inkling)
     family = registry.FAMILIES[config.architecture]
     own = family.shard_config(config, shard)
     weights = MetaWeights(
-        dict(family.expected_tensors(config, 8).required), shard, registry.weight_parts(config, 8, shard)
+        inkling, dict(family.expected_tensors(config, 8).required), shard, registry.weight_parts(config, 8, shard)
     )
     target = InklingModel(own, weights, make_backend("torch"))
     modules = load_modules(weights, target, 8, ())
-    target_bytes = registry.target_weight_bytes(INKLING_CHECKPOINT, "bfloat16", "meta", shard)
-    module_bytes = registry.module_weight_bytes(INKLING_CHECKPOINT, "bfloat16", 8, shard)
+    target_bytes = registry.target_weight_bytes(inkling, "bfloat16", "meta", shard)
+    module_bytes = registry.module_weight_bytes(inkling, "bfloat16", 8, shard)
     assert weights.num_bytes == target_bytes + module_bytes
     assert target_bytes / 2**30 == pytest.approx(target_gib, abs=0.05)
     assert module_bytes / 2**30 == pytest.approx(modules_gib, abs=0.05)
