@@ -15,6 +15,7 @@ FAULTS = (
     "skipped_reprefill",
     "module_0_everywhere",
     "hidden_off_by_one",
+    "deaf_modules",
 )
 
 

@@ -86,6 +86,16 @@ def test_several_clips_beside_text_alone_equal_the_oracle(folder: Path, monkeypa
     run_and_check(make_engine(folder, N, max_num_batched_tokens=20), oracle, requests)
 
 
+def test_the_oracle_notices_modules_that_do_not_hear(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request, deaf = around(3, 9, 2), {"faults": ("deaf_modules",)}
+    assert outputs(make_engine(folder, 4, **deaf), [request]) == plain(folder, [request])
+    force_accepted(monkeypatch, [0] * 100, 246)
+    oracle = Oracle(folder)
+    tell(oracle, request)
+    with pytest.raises(AssertionError):
+        run_and_check(make_engine(folder, 4, **deaf), oracle, [request])
+
+
 def test_the_single_module_hears(folder: Path) -> None:
     oracle, request = Oracle(folder), around(2, 6, 0)
     token_ids = tell(oracle, request)

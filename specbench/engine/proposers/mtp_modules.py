@@ -28,6 +28,7 @@ class DraftModules:
             target.device,
             target.attention.needs_segments,
         )
+        self._is_deaf = "deaf_modules" in config.faults
         self._embed = target.embed_raw if "raw_embedding" in config.faults else target.embed
 
     def run(
@@ -47,7 +48,7 @@ class DraftModules:
         positions = metadata.positions + lookahead
         token_ids = batch.token_pool[batch.rows[request_of_row], positions].clamp_min(0)
         embeds = self._embed(token_ids)
-        if batch.features is not None:
+        if batch.features is not None and not self._is_deaf:
             embeds = batch.features.merge(embeds, request_of_row, positions)
         return self.modules.forward_module(module, embeds, hidden, metadata, batch.caches)
 
