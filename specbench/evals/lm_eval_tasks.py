@@ -21,6 +21,7 @@ import io
 import json
 import logging
 import math
+import os
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -78,6 +79,8 @@ def load_lm_eval(config: EvalConfig, model: EvalModel) -> Task:
 
 
 def _require_lm_eval() -> None:
+    # A metric that lm-eval lacks would be a program from the hub, downloaded and run.
+    os.environ["HF_EVALUATE_OFFLINE"] = "1"
     try:
         import lm_eval  # noqa: F401  (seconds to import, and an extra)
     except ImportError as error:
@@ -97,14 +100,15 @@ def _load_tasks(config: EvalConfig) -> dict[str, Any]:
         raise UserError(f"eval.include: {config.include} is not a folder; give one with files of tasks (.yaml)")
     manager, specs = _manager(config)
     if config.data is not None:
-        specs = [_on_local_files(specs, config)]
+        specs = [_on_local_files(manager, specs, config)]
     try:
         return dict(manager.load(specs))
     except UserError:
         raise
     except Exception as error:  # each data set and each task file fails in its own way
         reason = " ".join(str(error).split())[:200]
-        advice = "" if config.data is not None else "; give its rows with eval.data=FILE.jsonl"
+        is_out_of_reach = isinstance(error, ConnectionError) or "Dataset" in type(error).__name__
+        advice = "; give its rows with eval.data=FILE.jsonl" if is_out_of_reach and config.data is None else ""
         raise UserError(
             f"eval.tasks: {', '.join(config.tasks)} cannot be loaded ({type(error).__name__}: {reason}){advice}"
         ) from error
@@ -145,13 +149,14 @@ def _file_of(name: str) -> str | None:
     return str(file) if is_task else None
 
 
-def _on_local_files(specs: Sequence[str], config: EvalConfig) -> dict[str, Any]:
+def _on_local_files(manager: Any, specs: Sequence[str], config: EvalConfig) -> dict[str, Any]:
     """The one task with its rows, and its shots, from files."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
-    if len(specs) != 1 or not _is_file(specs[0]):
-        raise UserError("eval.data: goes with one task; give its name or file in eval.tasks (not a group)")
-    task = load_yaml(Path(specs[0]), resolve_func=True, recursive=True)
+    files_of_tasks = [spec if _is_file(spec) else manager.task_index[spec].yaml_path for spec in specs]
+    task = load_yaml(Path(files_of_tasks[0]), resolve_func=True, recursive=True) if files_of_tasks[0] else {}
+    if len(specs) != 1 or not isinstance(task.get("task"), str) or "class" in task:
+        raise UserError("eval.data: goes with one task that a file of lm-eval describes, not with a group or several")
     for key, path in (("eval.data", config.data), ("eval.fewshot_data", config.fewshot_data)):
         if path is not None and not Path(path).is_file():
             raise UserError(f"{key}: {path} does not exist; give a file of JSON lines")

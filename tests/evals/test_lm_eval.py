@@ -267,7 +267,19 @@ def test_choices_by_likelihood(build: Build, tmp_path: Path, sampling: SamplingC
         "acc_norm/none": (1, 3),
     }
     assert [record.reference for record in judged.samples] == ["aa", None, "b", None, "bb", None]
+    assert [bool(record.score) for record in judged.samples] == [True, False] * 3
     assert not any(record.is_truncated for record in judged.samples)
+
+
+def test_spaces_at_the_end_of_a_context_count_to_the_continuation(build: Build, tmp_path: Path) -> None:
+    config = MULTIPLE_CHOICE | {"doc_to_text": "{{question}}", "target_delimiter": " "}
+    spaced = load_task(build(tasks=(write_task(tmp_path, "spaced", CHOICES, **config),)), MODEL).samples[0]
+    letters = LetterTokenizer()
+    assert spaced.prompt_token_ids == tuple(letters.encode("x bb")) and spaced.scored_from == 2
+    behind = MULTIPLE_CHOICE | {"doc_to_text": "Is it\n", "target_delimiter": ""}
+    task = load_task(build(tasks=(write_task(tmp_path, "behind", CHOICES, **behind),)), MODEL)
+    assert task.samples[0].prompt_token_ids == tuple(letters.encode("Is it\nbb"))
+    assert task.samples[0].scored_from == len(letters.encode("Is it"))
 
 
 def test_choices_in_a_chat(build: Build, tmp_path: Path) -> None:
@@ -377,6 +389,22 @@ def test_shots_of_a_local_file_need_their_own(gsm8k: Callable[..., Task]) -> Non
     with pytest.raises(UserError, match=r"eval\.fewshot_data: gsm8k takes 5 shots"):
         gsm8k(fewshot_data=None)
     assert len(gsm8k(fewshot_data=None, num_fewshot=0, num_samples=1).samples) == 1
+
+
+def test_local_rows_go_with_one_task(build: Build, tmp_path: Path) -> None:
+    letters = write_task(tmp_path, "letters", CHOICES, **MULTIPLE_CHOICE)
+    rows = str(tmp_path / "letters.jsonl")
+    task = load_task(build(tasks=("letters",), include=str(tmp_path), data=rows, num_samples=1), MODEL)
+    assert [sample.sample_id for sample in task.samples] == ["letters-00000-0", "letters-00000-1"]
+    assert (task.data.name, task.data.path) == ("lm_eval_letters", rows)
+    with pytest.raises(UserError, match=r"eval\.data: goes with one task"):
+        load_task(build(tasks=(letters, "gsm8k"), data=rows), MODEL)
+
+
+def test_code_is_not_run(build: Build, tmp_path: Path) -> None:
+    unsafe = write_task(tmp_path, "unsafe", CHOICES, **MULTIPLE_CHOICE, unsafe_code=True)
+    with pytest.raises(UserError, match="unsafe runs code that the model wrote"):
+        load_task(build(tasks=(unsafe,)), MODEL)
 
 
 def test_a_task_that_begins_the_answer_needs_completions(build: Build, tmp_path: Path) -> None:
