@@ -79,6 +79,8 @@ def _find(
     folder = Path(checkpoint).expanduser()
     if folder.is_dir():
         return ModelChoice(requested, folder.resolve().name, folder.resolve(), revision, packaged=False)
+    if checkpoint in SHAPES:
+        raise UserError(f"{key}: {checkpoint} is a shape of specbench, without weights; say model.load=random")
     if folder.exists() or not _looks_like_repository(checkpoint):
         raise UserError(f"{key}: {checkpoint} is not a folder with a checkpoint; name one")
     path, revision = _download(checkpoint, revision, key, hub_files)

@@ -30,3 +30,8 @@ def test_a_folder_of_the_users_own_goes_before_a_shape(tmp_path: Path, monkeypat
 def test_neither_a_folder_nor_a_shape():
     with pytest.raises(UserError, match="no folder, and no shape of specbench; did you mean 'mimo_7b'"):
         choose_model(dataclasses.replace(NAMED, checkpoint="mimo7b"))
+
+
+def test_a_shape_has_no_weights_to_load():
+    with pytest.raises(UserError, match="mimo_7b is a shape of specbench, without weights; say model.load=random"):
+        choose_model(dataclasses.replace(NAMED, load="checkpoint"))

@@ -283,8 +283,8 @@ def recording(bench: Bench) -> list[Verdict]:
     alone_s = host_seconds(batch, settings.scratch / "recording_alone", 50 if settings.is_small else 2000)
     line_s = request_line_seconds(settings.scratch / "recording_lines", settings.num_outputs[1])
     print(
-        f"records of a step of {batch} requests by themselves: {1e6 * alone_s:.1f} us of host time; the journal's line of "
-        f"a finished request: {1e6 * line_s:.0f} us, once in {settings.num_outputs[1]} steps"
+        f"records of a step of {batch} requests by themselves: {1e6 * alone_s:.1f} us of host time; the journal's line "
+        f"of a finished request: {1e6 * line_s:.0f} us, once in {settings.num_outputs[1]} steps"
     )
     engine = bench.shelf.engine(bench.folder(shape), Drafting())
     cost = recording_cost(engine, settings, batch, settings.num_outputs[1], settings.num_runs)
