@@ -147,6 +147,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
             config.model.max_model_len or model_config.max_model_len,
             lambda: _require_tokenizer(config, choice.path),
             model_config.eos_token_ids,
+            model_config.vocab_size,
         ),
     )
     if config.strict and task.data.packaged and choice.requested != "inkling_nano":

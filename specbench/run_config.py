@@ -80,8 +80,8 @@ METHODS = tuple(dict.fromkeys(line.method for line in PROPOSERS.values()))
 QUALITATIVE = "qualitative"
 THROUGHPUT_CONFIGS = tuple(f"throughput_{size}" for size in ("1k", "2k", "8k", "16k", "32k"))
 EVALS = (
-    *("aime25", "fixed_length", "gsm8k", "lm_eval", "losslessness", "mmau", "mt_bench", "prompts", "spec_bench"),
-    "speed_bench",
+    *("aime25", "fixed_length", "gsm8k", "lm_eval", "losslessness", "mmau", "mt_bench", "prompts", "random_ids"),
+    *("spec_bench", "speed_bench"),
 )
 #: load -> its keys beyond those of every load.
 LOAD_KEYS = {
@@ -218,7 +218,7 @@ class EvalConfig:
     tasks: tuple[str, ...] | None = None
     #: lm_eval: folder with further files of tasks.
     include: str | None = None
-    #: fixed_length, speed_bench: tokens of a prompt, template included, and of an answer.
+    #: fixed_length, random_ids, speed_bench: tokens of a prompt, template included, and of an answer.
     isl: Positive | None = None
     osl: Positive | None = None
     #: These, mt_bench and spec_bench: kinds of prompts; None: all.
@@ -624,8 +624,8 @@ _EVAL_KEYS = {
     "revision": ("mmau",),
     "tasks": ("mmau", "lm_eval"),
     "include": ("lm_eval",),
-    "isl": ("fixed_length", "speed_bench"),
-    "osl": ("fixed_length", "speed_bench"),
+    "isl": ("fixed_length", "random_ids", "speed_bench"),
+    "osl": ("fixed_length", "random_ids", "speed_bench"),
     "categories": ("fixed_length", "mt_bench", "spec_bench", "speed_bench"),
     "source_config": ("speed_bench",),
     "truncate": ("speed_bench",),

@@ -33,5 +33,5 @@ def test_neither_a_folder_nor_a_shape():
 
 
 def test_a_shape_has_no_weights_to_load():
-    with pytest.raises(UserError, match="mimo_7b is a shape of specbench, without weights; say model.load=random"):
+    with pytest.raises(UserError, match=r"mimo_7b is a shape of specbench, without weights; say model\.load=random"):
         choose_model(dataclasses.replace(NAMED, load="checkpoint"))

@@ -13,6 +13,7 @@ from specbench.evals.losslessness import load_losslessness
 from specbench.evals.mmau import load_mmau
 from specbench.evals.mt_bench import load_mt_bench
 from specbench.evals.prompts import load_prompts
+from specbench.evals.random_ids import load_random_ids
 from specbench.evals.scorers import SCORER_NAMES
 from specbench.evals.spec_bench import load_spec_bench
 from specbench.evals.speed_bench import load_speed_bench
@@ -35,6 +36,7 @@ TASKS: dict[str, TaskLoader] = {
     "mmau": load_mmau,
     "mt_bench": load_mt_bench,
     "prompts": load_prompts,
+    "random_ids": load_random_ids,
     "spec_bench": load_spec_bench,
     "speed_bench": load_speed_bench,
 }

@@ -59,6 +59,7 @@ class EvalModel:
     #: The model's own; read only if the eval needs it.
     load_tokenizer: Callable[[], PromptTokenizer] = _no_tokenizer
     eos_token_ids: tuple[int, ...] = ()
+    vocab_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
