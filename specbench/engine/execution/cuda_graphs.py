@@ -231,9 +231,11 @@ class CapturedSteps:
                 on_progress(f"recording graphs: forward of {num_tokens} tokens")
                 captured_forward = CapturedForward(stages, recorder, num_tokens, max_num_seqs, max_seq_len)
                 self._forwards.insert(0, captured_forward)
-        sizes = capture_sizes(max_num_seqs)
-        all_rows = sorted({1, stages.k + 1}, reverse=True)
-        shapes = [(rows, size) for rows in all_rows for size in reversed(sizes)]
+        shapes = [
+            (rows, size)
+            for rows in sorted({1, stages.k + 1}, reverse=True)
+            for size in reversed(capture_sizes(min(max_num_seqs, max(max_num_tokens // rows, 1))))
+        ]
         for done, (num_rows, size) in enumerate(shapes):
             on_progress(f"recording graphs: {done} of {len(shapes)} shapes")
             captured = CapturedStep(stages, recorder, size, num_rows, max_seq_len)
