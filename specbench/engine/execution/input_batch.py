@@ -14,6 +14,7 @@ import torch
 
 from specbench.engine.execution.request_state import RequestState
 from specbench.engine.layers.to_device import to_device
+from specbench.engine.layers.token_pool import read_tokens
 from specbench.engine.sampling.sampler import SamplingRows
 from specbench.engine.sampling.verification import Windows
 from specbench.engine.scheduling.step import DECODE, PARTIAL_CHUNK, SchedulerOutput
@@ -181,12 +182,11 @@ class InputBatch:
 
     @classmethod
     def of(cls, indices: StepIndices, state: RequestState, max_seq_lens_np: Sequence[int]) -> InputBatch:
-        counts = state.counts.index_select(1, indices.rows)
-        return cls(indices, counts, state.block_tables.index_select(1, indices.rows), max_seq_lens_np)
+        return cls(indices, *state.of_rows(indices.rows), max_seq_lens_np)
 
     def token_ids(self, state: RequestState, positions: torch.Tensor) -> torch.Tensor:
         """Input ids of every row, [num_tokens]: committed tokens, then drafts. A missing draft (-1) reads as id 0."""
-        return state.token_pool[self.indices.persistent_row_of_token, positions].clamp_min_(0)
+        return read_tokens(state.token_pool, self.indices.persistent_row_of_token, None, positions)
 
     def draft_ids(self, state: RequestState, k: int) -> torch.Tensor:
         """The drafts under verification, [num_requests, k]; -1 where there is none."""

@@ -107,6 +107,14 @@ class RequestState:
         )
         self.block_tables.view(-1).index_copy_(0, where, block_ids.int())
 
+    def of_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Counts [2, num_requests] and block tables [num_groups, num_requests, num_columns] of persistent rows."""
+        if rows.is_cuda:
+            from specbench.engine.kernels.step_preparation import gather_requests
+
+            return gather_requests(rows, self.counts, self.block_tables)
+        return self.counts.index_select(1, rows), self.block_tables.index_select(1, rows)
+
     def commit(
         self, rows: torch.Tensor, token_ids: torch.Tensor, old_num_tokens: torch.Tensor, counts: torch.Tensor
     ) -> None:

@@ -20,6 +20,7 @@ from specbench.engine.execution.token_logprobs import LogprobRows, TokenLogprobs
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.features import StepFeatures
 from specbench.engine.layers.metadata import AttentionMetadataBuilder, DeviceLayout, RowLayout, TargetOutput
+from specbench.engine.layers.token_pool import read_tokens
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.proposer import AdmittedRequest, DraftBatch, Proposer
 from specbench.engine.proposers.row_indices import row_indices
@@ -31,6 +32,7 @@ from specbench.engine.sampling.verification import (
     Laws,
     Verdict,
     accept_at_rates,
+    conditional_rates,
     sample_and_match,
     verify_draws,
 )
@@ -86,6 +88,7 @@ class StepStages:
             if config.rejection_sample_method == "synthetic" and self.k
             else None
         )
+        self.conditional_rates = None if self.synthetic_rates is None else conditional_rates(self.synthetic_rates)
 
     def forward(self, batch: InputBatch, features: StepFeatures | None = None) -> Forwarded:
         """features: of audio and images in the prompts."""
@@ -108,11 +111,10 @@ class StepStages:
         """
         rows, num_live = inputs
         state = self.state
-        first_position = state.counts[1].index_select(0, rows)
-        layout = DeviceLayout.of(num_live, first_position, num_tokens, max_seq_len)
-        tables = state.block_tables[: self.num_target_groups].index_select(1, rows)
-        metadata = self.metadata_builder.build_on_device(tables, layout)
-        token_ids = state.token_pool[rows[layout.request_of_row], layout.positions].clamp_min_(0)
+        counts, tables = state.of_rows(rows)
+        layout = DeviceLayout.of(num_live, counts[1], num_tokens, max_seq_len)
+        metadata = self.metadata_builder.build_on_device(tables[: self.num_target_groups], layout)
+        token_ids = read_tokens(state.token_pool, rows, layout.request_of_row, layout.positions)
         return layout.positions, self.model.forward(self.model.embed(token_ids), metadata, self.caches)
 
     def verify(self, forwarded: Forwarded, results: StepResults) -> list[TokenLogprobs]:
@@ -130,37 +132,55 @@ class StepStages:
         raw = LogprobRows.keep(logits, batch, self.state, self.k, is_processed=False) if wants_logprobs else None
         logits = process(logits, rows)
         law = LogprobRows.keep(logits, batch, self.state, self.k, is_processed=True) if wants_logprobs else None
-        verdict = self._accept(batch, logits, rows)
-        self._commit(batch, verdict, results)
-        return [kept.of_tokens(verdict) for kept in (raw, law) if kept is not None]
+        self._accept_and_commit(batch, logits, rows, results)
+        return [kept.of_tokens(results.token_ids) for kept in (raw, law) if kept is not None]
 
     def verify_greedy(self, forwarded: Forwarded, results: StepResults) -> None:
         """The same where every request is greedy and asks for nothing."""
-        verdict = self._accept(forwarded.batch, self._logits(forwarded), None)
-        self._commit(forwarded.batch, verdict, results)
+        self._accept_and_commit(forwarded.batch, self._logits(forwarded), None, results)
 
     def verify_tempered(self, forwarded: Forwarded, results: StepResults) -> None:
         """The same where no request asks for more than a temperature."""
         batch = forwarded.batch
         positions = batch.sampled_positions(forwarded.positions)
         rows = self.state.sampling.tempered_rows(batch.indices.persistent_row_of_logits, positions)
-        verdict = self._accept(batch, process(self._logits(forwarded), rows), rows)
-        self._commit(batch, verdict, results)
+        self._accept_and_commit(batch, process(self._logits(forwarded), rows), rows, results)
 
     def _logits(self, forwarded: Forwarded) -> torch.Tensor:
         logits_rows = forwarded.batch.indices.token_row_of_logits
         hiddens = forwarded.hidden.hidden_states
         return self.model.compute_logits(hiddens if logits_rows is None else hiddens[logits_rows])
 
-    def _accept(self, batch: InputBatch, logits: torch.Tensor, rows: SamplingRows | None) -> Verdict:
+    def _accept_and_commit(
+        self, batch: InputBatch, logits: torch.Tensor, rows: SamplingRows | None, results: StepResults
+    ) -> None:
         """Which drafts the processed logits accept, and what is emitted behind them."""
-        windows = batch.windows(self.state, self.k)
+        is_synthetic = self.synthetic_rates is not None
+        is_drawn = rows is not None and rows.temperature is not None and self.draft_probabilities is not None
+        if rows is not None and is_drawn and self.k and not is_synthetic:
+            self._commit(batch, self._verify_draws(batch, logits, rows), results)
+            return
+        sampled_ids = sample(logits, rows)
+        if sampled_ids.is_cuda and batch.indices.num_live is not None:
+            self._accept_by_kernel(batch, sampled_ids, results)
+            return
+        windows, sampled = batch.windows(self.state, self.k), batch.by_column(sampled_ids, self.k)
         if self.synthetic_rates is not None:
-            return accept_at_rates(batch.by_column(sample(logits, rows), self.k), windows, self.synthetic_rates)
-        if rows is not None and rows.temperature is not None and self.draft_probabilities is not None and self.k:
-            return self._verify_draws(batch, logits, rows)
-        sampled = batch.by_column(sample(logits, rows), self.k)
-        return sample_and_match(sampled, windows.draft_ids, windows.num_drafts, windows.samples)
+            verdict = accept_at_rates(sampled, windows, self.synthetic_rates)
+        else:
+            verdict = sample_and_match(sampled, windows.draft_ids, windows.num_drafts, windows.samples)
+        self._commit(batch, verdict, results)
+
+    def _accept_by_kernel(self, batch: InputBatch, sampled_ids: torch.Tensor, results: StepResults) -> None:
+        """Match or coins, and the commit, in one launch: for steps whose requests have equally many rows."""
+        from specbench.engine.kernels.acceptance import accept_and_commit
+
+        assert batch.indices.num_live is not None
+        state = self.state
+        accept_and_commit(
+            sampled_ids, batch.rows, batch.indices.num_live, state.token_pool, state.counts, results.packed,
+            state.sampling.key, self.conditional_rates,
+        )  # fmt: skip
 
     def _verify_draws(self, batch: InputBatch, logits: torch.Tensor, rows: SamplingRows) -> Verdict:
         """Verification of drafts with probabilities; greedy requests of the batch match the argmax."""

@@ -18,7 +18,6 @@ from specbench.engine.execution.to_host import copy_to_host
 from specbench.engine.layers.to_device import to_device
 from specbench.engine.models.target import TargetModel
 from specbench.engine.sampling.logprobs import LogprobTensors
-from specbench.engine.sampling.verification import Verdict
 from specbench.engine.scheduling.step import DECODE, SchedulerOutput
 from specbench.generate import TokenLogprob
 
@@ -83,10 +82,11 @@ class LogprobRows:
         num_top = [int(wanted[batch.indices.rows_np[index]]) for index in requests]
         return cls(requests, request_indices, num_top, logits[rows.flatten()])
 
-    def of_tokens(self, verdict: Verdict) -> TokenLogprobs:
-        token_ids = verdict.token_ids[self.request_indices].clamp_min(0).flatten()
-        tensors = LogprobTensors.gather(self.logits, token_ids, max(self.num_top))
-        return TokenLogprobs(self.requests, self.num_top, verdict.token_ids.shape[1], tensors.map(copy_to_host))
+    def of_tokens(self, token_ids: torch.Tensor) -> TokenLogprobs:
+        """token_ids: [num_requests, k + 1] of all requests, in batch order."""
+        own = token_ids[self.request_indices].clamp_min(0).flatten()
+        tensors = LogprobTensors.gather(self.logits, own, max(self.num_top))
+        return TokenLogprobs(self.requests, self.num_top, token_ids.shape[1], tensors.map(copy_to_host))
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,6 +224,8 @@ class AttentionMetadataBuilder:
     def _build_uniform(self, tables: Tensor, layout: RowLayout, num_rows: int, max_seq_len: int) -> AttentionMetadata:
         """All requests have the same few rows, decode's usual shape: one segment, and one look-up of every slot that a
         row, its taps or its window can touch."""
+        if self._device.type == "cuda" and not self._needs_segments:
+            return self._build_by_kernel(tables, layout, num_rows, max_seq_len)
         size = self._block_size
         windows = {
             spec.name: spec.window
@@ -276,6 +278,25 @@ class AttentionMetadataBuilder:
                 num_rows,
             ),
             segments=(Segment(len(shifted), num_rows, None, keys),) if self._needs_segments else (),
+        )
+
+    def _build_by_kernel(self, tables: Tensor, layout: RowLayout, num_rows: int, max_seq_len: int) -> AttentionMetadata:
+        """The same in one launch."""
+        from specbench.engine.kernels.step_preparation import row_slots
+
+        positions, slots, taps = row_slots(
+            layout.first_position, layout.num_live, tables, num_rows, self._block_size, self._kernel
+        )
+        by_group = zip(self._groups, taps.unbind(0), strict=True)
+        start_loc = self._uniform_start_loc(len(layout.first_position), num_rows)
+        return AttentionMetadata(
+            num_tokens=len(positions),
+            max_seq_len=max_seq_len,
+            positions=positions,
+            slot_mapping=dict(zip(self._names, slots.unbind(0), strict=True)),
+            tap_slots={spec.name: of_group for spec, of_group in by_group if spec.kind == "short_conv"},
+            paged=self._paged(tables, layout.first_position, layout.num_live, start_loc, num_rows),
+            segments=(),
         )
 
     def _uniform_start_loc(self, num_reqs: int, num_rows: int) -> Tensor:

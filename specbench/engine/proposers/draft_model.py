@@ -29,6 +29,7 @@ from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.features import StepFeatures
 from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, RowLayout
 from specbench.engine.layers.to_device import to_device
+from specbench.engine.layers.token_pool import read_tokens
 from specbench.engine.models.registry import (
     build_model,
     content_tokens,
@@ -197,7 +198,7 @@ class DraftModel:
         features: StepFeatures | None = None,
     ) -> Tensor:
         """The model over one pass: [num_rows, hidden] after its final norm. features: of placeholders in its rows."""
-        token_ids = batch.token_pool[batch.rows[request_of_row], metadata.positions].clamp_min(0)
+        token_ids = read_tokens(batch.token_pool, batch.rows, request_of_row, metadata.positions)
         embeds = self.model.embed(token_ids)
         if features is not None:
             embeds = features.merge(embeds, request_of_row, metadata.positions)

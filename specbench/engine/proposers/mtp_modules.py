@@ -11,6 +11,7 @@ from torch import Tensor
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
 from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder
+from specbench.engine.layers.token_pool import read_tokens
 from specbench.engine.models.registry import build_modules
 from specbench.engine.models.target import MTPModules, TargetModel
 from specbench.engine.proposers.proposer import DraftBatch
@@ -45,11 +46,10 @@ class DraftModules:
         Row p takes the token at p + lookahead of its request's pool: committed tokens, then drafts; where that is a
         placeholder of audio or an image, its feature.
         """
-        positions = metadata.positions + lookahead
-        token_ids = batch.token_pool[batch.rows[request_of_row], positions].clamp_min(0)
+        token_ids = read_tokens(batch.token_pool, batch.rows, request_of_row, metadata.positions, lookahead)
         embeds = self._embed(token_ids)
         if batch.features is not None and not self._is_deaf:
-            embeds = batch.features.merge(embeds, request_of_row, positions)
+            embeds = batch.features.merge(embeds, request_of_row, metadata.positions + lookahead)
         return self.modules.forward_module(module, embeds, hidden, metadata, batch.caches)
 
     def draft(self, index: int, batch: DraftBatch, hidden: Tensor) -> None:

@@ -106,14 +106,18 @@ def accept_at_rates(sampled_ids: torch.Tensor, windows: Windows, rates: torch.Te
     sampled_ids: [num_requests, k + 1]. rates: fp32 [k], unconditional: rates[i] is the chance that drafts 0 .. i are
     all accepted, so draft i is accepted with rates[i] / rates[i - 1] once those before it are.
     """
-    before = torch.cat([torch.ones_like(rates[:1]), rates[:-1]])
-    conditional = torch.where(before > 0, rates / before, 0.0)
     is_drafted = windows.is_drafted()
-    num_accepted = _length_of_prefix(is_drafted & (windows.coins() < conditional))
+    num_accepted = _length_of_prefix(is_drafted & (windows.coins() < conditional_rates(rates)))
     is_accepted = torch.arange(len(rates), device=rates.device) < num_accepted[:, None]
     token_ids = sampled_ids.clone()
     token_ids[:, :-1] = torch.where(is_accepted, windows.draft_ids, sampled_ids[:, :-1])
     return Verdict(token_ids, num_accepted, num_accepted + windows.samples, is_drafted.sum(dim=1))
+
+
+def conditional_rates(rates: torch.Tensor) -> torch.Tensor:
+    """From unconditional rates, fp32 [k], to the rate of each draft given that those before it are accepted."""
+    before = torch.cat([torch.ones_like(rates[:1]), rates[:-1]])
+    return torch.where(before > 0, rates / before, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
