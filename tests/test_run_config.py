@@ -414,7 +414,7 @@ def test_answers_of_a_given_length_ignore_the_end() -> None:
     [
         (
             {"eval__isl": 8},
-            "eval.isl: has a meaning with eval=fixed_length or random_ids or speed_bench only",
+            "eval.isl: has a meaning with eval=fixed_length or random_ids or speed_bench only; leave it out",
         ),
         ({"eval__audio": "folder"}, "eval.audio: has a meaning with eval=mmau only; leave it out"),
         ({**LENGTHS, "eval__osl": 31}, "eval.max_output_tokens: follows eval.osl here; say eval.osl alone"),

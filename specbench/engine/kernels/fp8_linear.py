@@ -79,7 +79,7 @@ def _fp8_linear(
         inputs = tl.load(x_tile + block * BLOCK_K, mask=is_row[:, None], other=0.0)
         weight = tl.load(codes_tile + block * BLOCK_K, mask=is_column[None, :], other=0.0).to(inputs.dtype)
         factor = tl.load(scale + column * (K // BLOCK_K) + block, mask=is_column, other=0.0)
-        total += tl.dot(inputs, weight) * factor[None, :]
+        total += tl.dot(inputs, weight, input_precision="ieee") * factor[None, :]
     if HAS_BIAS:
         total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
     place = output + row[:, None] * num_columns + column[None, :]
