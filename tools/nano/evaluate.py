@@ -1,6 +1,7 @@
-"""Measures inkling-nano: accuracy, acceptance by position, and how seven wiring faults show in acceptance.
+"""Measures inkling-nano: accuracy, acceptance by position, and how wiring faults show in acceptance.
 
     python -m tools.nano.evaluate specbench/assets/inkling_nano specbench/assets/nano_problems/test.jsonl
+    python -m tools.nano.evaluate specbench/assets/inkling_nano --listening 240
 
 Everything is fp32 and nothing is cached: the target's greedy text is found once, its hidden rows are computed once, and
 each draft round runs every MTP module over all rows of the text. Since verification is exact, faults in the drafts can
@@ -16,16 +17,21 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from tools.nano import listening
 from tools.nano import tokenizer as special
+from tools.nano.data import clip_bins
 from tools.nano.export import load_checkpoint
+from tools.nano.listening import Item, held_out_items, is_matched
 from tools.nano.model import Layout, NanoModel, make_layout
 from tools.nano.problems import Problem, final_number
 
@@ -39,6 +45,17 @@ FAULTS = {
     "module_0_everywhere": "module 0 at every depth",
     "hidden_off_by_one": "hidden row of the slot before",
 }
+# One that only texts with audio can show.
+AUDIO_FAULTS = {"placeholder_lookahead": "placeholder's embedding in the lookahead, not the tower's row"}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids, and at audio placeholders the dMel levels of their frames."""
+
+    ids: list[int]
+    # [placeholders, bands] uint8
+    bins: np.ndarray | None = None
 
 
 @dataclass
@@ -53,6 +70,8 @@ class Texts:
     lengths: Tensor
     # [S] whether the end token was reached
     finished: Tensor
+    # [S, T, H] what stands at audio placeholders; None without audio
+    heard: Tensor | None
 
 
 @dataclass
@@ -75,26 +94,39 @@ def whole_row_layout(tokens: Tensor, window: int) -> Layout:
     return make_layout(torch.ones_like(tokens), window)
 
 
-def residual_rows(model: NanoModel, tokens: Tensor) -> Tensor:
+def residual_rows(model: NanoModel, tokens: Tensor, heard: Tensor | None = None) -> Tensor:
     """[S, T] -> [S, T, H], the residual stream before the final norm."""
     layout = whole_row_layout(tokens, model.config.window)
-    return model.layers_forward(model.embed(tokens), layout)[0]
+    return model.layers_forward(model.embed(tokens, heard), layout)[0]
 
 
-def greedy_texts(model: NanoModel, prompts: list[list[int]], end_token: int, max_new: int) -> Texts:
+def heard_rows(model: NanoModel, tokens: Tensor, prompts: Sequence[Prompt]) -> Tensor | None:
+    """[S, T] -> [S, T, H], the audio tower's rows at placeholders; None where no prompt has audio."""
+    if all(prompt.bins is None for prompt in prompts):
+        return None
+    bins = torch.zeros(*tokens.shape, model.config.audio_bands, dtype=torch.uint8)
+    places = (tokens == model.config.audio_token).cpu()
+    for row, prompt in enumerate(prompts):
+        if prompt.bins is not None:
+            bins[row, places[row]] = torch.from_numpy(prompt.bins)
+    return torch.stack([model.hear(row.to(tokens.device)) for row in bins])
+
+
+def greedy_texts(model: NanoModel, prompts: Sequence[Prompt], end_token: int, max_new: int) -> Texts:
     """Greedy answers, every step computed from the first token on."""
     device = next(model.parameters()).device
-    prompt_lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+    prompt_lengths = torch.tensor([len(prompt.ids) for prompt in prompts], device=device)
     width = padded_length(int(prompt_lengths.max()) + max_new + 1, model.config.window)
     tokens = torch.zeros(len(prompts), width, dtype=torch.int64, device=device)
     for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = torch.tensor(prompt, device=device)
+        tokens[row, : len(prompt.ids)] = torch.tensor(prompt.ids, device=device)
+    heard = heard_rows(model, tokens, prompts)
     lengths = prompt_lengths.clone()
     limits = prompt_lengths + max_new
     active = torch.arange(len(prompts), device=device)
     while active.numel():
         used = padded_length(int(lengths[active].max()), model.config.window)
-        residual = residual_rows(model, tokens[active, :used])
+        residual = residual_rows(model, tokens[active, :used], None if heard is None else heard[active, :used])
         last = residual[torch.arange(active.numel(), device=device), lengths[active] - 1]
         chosen = model.logits(model.final_norm(last)).argmax(-1)
         tokens[active, lengths[active]] = chosen
@@ -102,7 +134,7 @@ def greedy_texts(model: NanoModel, prompts: list[list[int]], end_token: int, max
         active = active[(chosen != end_token) & (lengths[active] < limits[active])]
     finished = tokens[torch.arange(len(prompts), device=device), lengths - 1] == end_token
     width = padded_length(int(lengths.max()), model.config.window)
-    return Texts(tokens[:, :width], prompt_lengths, lengths, finished)
+    return Texts(tokens[:, :width], prompt_lengths, lengths, finished, None if heard is None else heard[:, :width])
 
 
 class StaleRows:
@@ -137,12 +169,18 @@ class Drafter:
         # [S, T, H] what module 0 receives
         self.hidden = F.pad(hidden[:, :-1], (0, 0, 1, 0)) if fault == "hidden_off_by_one" else hidden
         self.tokens = texts.tokens
+        self.heard = None if fault == "placeholder_lookahead" else texts.heard
         self.layout = whole_row_layout(texts.tokens[:1], model.config.window)
         self.stale = StaleRows() if fault == "no_reprefill" else None
         self.table = model.llm.embed.weight
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        return self.table[tokens] if self.fault == "raw_embedding" else self.model.embed(tokens)
+    def embed(self, tokens: Tensor, rows: Tensor, ahead: int) -> Tensor:
+        """Embeddings of `tokens` [R, T], which are those of the sequences `rows` moved `ahead` slots to the left."""
+        heard = None if self.heard is None else F.pad(self.heard[rows, ahead:], (0, 0, 0, ahead))
+        if self.fault != "raw_embedding":
+            return self.model.embed(tokens, heard)
+        raw, is_heard = self.table[tokens], (tokens == self.model.config.audio_token)[..., None]
+        return raw if heard is None else torch.where(is_heard, heard, raw)
 
     def drafts(self, rows: Tensor, last: Tensor, fresh_from: Tensor) -> Tensor:
         """One round of the sequences `rows` [R]: `last`, `fresh_from` [R] slots -> drafts [R, N]."""
@@ -157,7 +195,8 @@ class Drafter:
             if self.stale is not None:
                 self.stale.depth, self.stale.fresh = depth, (slots >= fresh_from[:, None])[..., None]
                 keywords["stream"] = self.stale
-            hidden, _ = module.transformer_block(module.join(hidden, self.embed(later)), self.layout, **keywords)
+            joined = module.join(hidden, self.embed(later, rows, depth + 1))
+            hidden, _ = module.transformer_block(joined, self.layout, **keywords)
             token = model.logits(hidden[reach, last]).argmax(-1)
             drafted.append(token)
             work[reach, (last + 2 + depth).clamp(max=work.shape[1] - 1)] = token
@@ -215,41 +254,71 @@ def compare(right: Rounds, wrong: Rounds) -> dict[str, list[float]]:
             "z_scores": scores.tolist()}  # fmt: skip
 
 
-def encode_prompts(tokenizer: Tokenizer, problems: list[Problem]) -> list[list[int]]:
+def encode_prompts(tokenizer: Tokenizer, problems: list[Problem]) -> list[Prompt]:
     """Each question as the one user message of a conversation."""
     head, tail = special.USER + special.CONTENT_TEXT, special.END_MESSAGE + special.MODEL
-    return [tokenizer.encode(f"{head}{problem['question']}{tail}").ids for problem in problems]
+    return [Prompt(tokenizer.encode(f"{head}{problem['question']}{tail}").ids) for problem in problems]
+
+
+def encode_items(tokenizer: Tokenizer, items: Sequence[Item]) -> list[Prompt]:
+    """Each clip, then its question in the first form."""
+    prompts = []
+    for item in items:
+        bins = clip_bins(item.clip)
+        heard = special.USER + special.AUDIO_MARK + special.AUDIO_PLACEHOLDER * len(bins) + special.AUDIO_END
+        asked = special.USER + special.CONTENT_TEXT + listening.prompt(item.row, listening.PROMPTS[0])
+        text = f"{heard}{special.END_MESSAGE}{asked}{special.END_MESSAGE}{special.MODEL}"
+        prompts.append(Prompt(tokenizer.encode(text).ids, bins))
+    return prompts
+
+
+def answers(tokenizer: Tokenizer, texts: Texts) -> list[str]:
+    """What the model wrote, without special tokens."""
+    spans = zip(texts.prompt_lengths.tolist(), texts.lengths.tolist(), strict=True)
+    return [tokenizer.decode(texts.tokens[row, start:end].tolist()) for row, (start, end) in enumerate(spans)]
 
 
 def grade(tokenizer: Tokenizer, texts: Texts, problems: list[Problem]) -> list[bool]:
     """Whether each greedy answer's final number is exactly right."""
-    marks = []
-    for row, problem in enumerate(problems):
-        answer = texts.tokens[row, texts.prompt_lengths[row] : texts.lengths[row]].tolist()
-        marks.append(final_number(tokenizer.decode(answer)) == final_number(problem["answer"]))
-    return marks
+    written = zip(answers(tokenizer, texts), problems, strict=True)
+    return [final_number(answer) == final_number(problem["answer"]) for answer, problem in written]
+
+
+def grade_items(tokenizer: Tokenizer, texts: Texts, items: Sequence[Item]) -> list[bool]:
+    """Whether MMAU's own rule takes each greedy answer."""
+    written = zip(answers(tokenizer, texts), items, strict=True)
+    return [is_matched(answer, item.row["answer"], item.row["choices"]) for answer, item in written]  # type: ignore[arg-type]
+
+
+def by_group(items: Sequence[Item], marks: list[bool]) -> dict[str, dict[str, list[int]]]:
+    """[right, all] by value of each of MMAU's groupings."""
+    groups: dict[str, dict[str, list[int]]] = {}
+    for item, mark in zip(items, marks, strict=True):
+        for name in ("task", "difficulty", "category", "sub-category"):
+            count = groups.setdefault(name, {}).setdefault(str(item.row[name]), [0, 0])
+            count[0], count[1] = count[0] + mark, count[1] + 1
+    return groups
 
 
 @torch.no_grad()
-def evaluate(model: NanoModel, tokenizer: Tokenizer, problems: list[Problem], max_new: int, faults: list[str]) -> dict:
-    """All numbers as one dictionary of plain values."""
+def evaluate(model: NanoModel, tokenizer: Tokenizer, prompts: Sequence[Prompt], mark: Callable[[Texts], list[bool]],
+             max_new: int, faults: Sequence[str]) -> dict:  # fmt: skip
+    """All numbers as one dictionary of plain values; `mark` says which answers are right."""
     started = time.perf_counter()
-    end_token = tokenizer.token_to_id(special.END_SAMPLING)
-    texts = greedy_texts(model, encode_prompts(tokenizer, problems), end_token, max_new)
-    marks = grade(tokenizer, texts, problems)
-    residual = residual_rows(model, texts.tokens)
+    texts = greedy_texts(model, prompts, tokenizer.token_to_id(special.END_SAMPLING), max_new)
+    marks = mark(texts)
+    residual = residual_rows(model, texts.tokens, texts.heard)
     right = run_rounds(model, texts, residual, model.config.num_mtp_layers, None)
     values, influence = rates(right)
     single = rates(run_rounds(model, texts, residual, 1, None))
     accuracy = sum(marks) / len(marks)
-    answers = (texts.lengths - texts.prompt_lengths).double()
     return {
-        "num_problems": len(problems),
+        "num_problems": len(prompts),
         "accuracy": accuracy,
         "accuracy_error": math.sqrt(accuracy * (1 - accuracy) / len(marks)),
         "finished": texts.finished.double().mean().item(),
         "mean_prompt_tokens": texts.prompt_lengths.double().mean().item(),
-        "mean_answer_tokens": answers.mean().item(),
+        "mean_answer_tokens": (texts.lengths - texts.prompt_lengths).double().mean().item(),
         "num_rounds": int(right.rounds.sum()),
         "right": {"values": values.tolist(), "errors": clustered_error(influence).tolist()},
         "mtp1": {"values": single[0].tolist(), "errors": clustered_error(single[1]).tolist()},
@@ -258,8 +327,7 @@ def evaluate(model: NanoModel, tokenizer: Tokenizer, problems: list[Problem], ma
             for fault in faults
         },
         "marks": marks,
-        "texts": [tokenizer.decode(texts.tokens[row, texts.prompt_lengths[row] : texts.lengths[row]].tolist())
-                  for row in range(min(8, len(problems)))],
+        "texts": answers(tokenizer, texts)[:8],
         "seconds": time.perf_counter() - started,
     }  # fmt: skip
 
@@ -274,6 +342,8 @@ def print_table(result: dict) -> None:
           f"(se {100 * result['accuracy_error']:.1f}), finished {100 * result['finished']:.1f} %, "
           f"{result['mean_prompt_tokens']:.0f} + {result['mean_answer_tokens']:.0f} tokens, "
           f"{result['num_rounds']} rounds, {result['seconds']:.0f} s")  # fmt: skip
+    for name, groups in result.get("by", {}).items():
+        print(f"{name}: " + ", ".join(f"{value} {right}/{count}" for value, (right, count) in groups.items()))
     print(f"MTP1 length {result['mtp1']['values'][0]:.3f}, {percent(result['mtp1']['values'][1:])}")
     print(f"{'right':22s} {result['right']['values'][0]:.3f} |{percent(result['right']['values'][1:])}")
     for fault, row in result["faults"].items():
@@ -287,21 +357,42 @@ def read_problems(path: Path, limit: int) -> list[Problem]:
     return [json.loads(line) for line in lines]
 
 
+def evaluate_problems(model: NanoModel, tokenizer: Tokenizer, args: argparse.Namespace) -> dict:
+    """Word problems from a file."""
+    problems = read_problems(args.problems, args.limit)
+    prompts, faults = encode_prompts(tokenizer, problems), list(FAULTS) if args.faults is None else args.faults
+    return evaluate(model, tokenizer, prompts, lambda texts: grade(tokenizer, texts, problems),
+                    args.max_new_tokens, faults)  # fmt: skip
+
+
+def evaluate_listening(model: NanoModel, tokenizer: Tokenizer, args: argparse.Namespace) -> dict:
+    """Held-out listening questions, made anew: the same as the packaged ones."""
+    items = held_out_items(args.listening)
+    prompts = encode_items(tokenizer, items)
+    faults = [*FAULTS, *AUDIO_FAULTS] if args.faults is None else args.faults
+    result = evaluate(model, tokenizer, prompts, lambda texts: grade_items(tokenizer, texts, items),
+                      args.max_new_tokens, faults)  # fmt: skip
+    first = [item.row["choices"][0] == item.row["answer"] for item in items]  # type: ignore[index]
+    return {**result, "always_first": sum(first) / len(items), "by": by_group(items, result["marks"])}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Evaluates inkling-nano in fp32.")
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("problems", type=Path)
+    parser.add_argument("problems", type=Path, nargs="?")
+    parser.add_argument("--listening", type=int, help="so many held-out listening questions instead of problems")
     parser.add_argument("--out", type=Path, help="JSON file for all numbers")
     parser.add_argument("--limit", type=int, default=300)
     parser.add_argument("--max-new-tokens", type=int, default=MAX_NEW_TOKENS)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--faults", nargs="*", default=list(FAULTS), choices=list(FAULTS))
+    parser.add_argument("--faults", nargs="*", choices=[*FAULTS, *AUDIO_FAULTS], help="all of them by default")
     args = parser.parse_args()
+    if (args.problems is None) == (args.listening is None):
+        parser.error("give either a file of problems or --listening COUNT")
     torch.backends.cuda.matmul.allow_tf32 = False
     model = load_checkpoint(args.checkpoint).to(args.device)
     tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
-    problems = read_problems(args.problems, args.limit)
-    result = evaluate(model, tokenizer, problems, args.max_new_tokens, args.faults)
+    result = (evaluate_problems if args.listening is None else evaluate_listening)(model, tokenizer, args)
     if args.out is not None:
         args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print_table(result)

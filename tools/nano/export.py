@@ -18,7 +18,6 @@ from tools.nano import tokenizer as special
 from tools.nano.model import NanoConfig, NanoModel
 
 FP32_LEAVES = ("gate.bias", "gate.global_scale")
-SIZE_LIMIT_BYTES = 12_000_000
 
 
 def raw_config(config: NanoConfig, tokenizer: Tokenizer) -> dict[str, object]:
@@ -80,9 +79,9 @@ def raw_config(config: NanoConfig, tokenizer: Tokenizer) -> dict[str, object]:
         "image_bos_token_id": tokenizer.token_to_id(special.IMAGE_MARK),
         "audio_bos_token_id": tokenizer.token_to_id(special.AUDIO_MARK),
         "text_config": text,
-        # There are no towers in the checkpoint; loaders that build them all the same should build small ones.
+        # There is no vision tower in the checkpoint; loaders that build one all the same should build a small one.
         "vision_config": {"patch_size": 8, "temporal_patch_size": 2, "num_channels": 3, "n_layers": 4},
-        "audio_config": {"n_mel_bins": 80, "mel_vocab_size": 16},
+        "audio_config": {"n_mel_bins": config.audio_bands, "mel_vocab_size": config.audio_levels},
         "mtp_config": {
             "num_nextn_predict_layers": config.num_mtp_layers,
             "chain_hidden_post_norm": False,
@@ -124,9 +123,14 @@ def export_checkpoint(model: NanoModel, tokenizer: Tokenizer, folder: Path) -> i
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """The checkpoint's rounded values in fp32, on the CPU."""
+    state = {**load_file(folder / "model.safetensors"), **load_file(folder / "mtp.safetensors")}
+    return {name: tensor.float() for name, tensor in state.items()}
+
+
 def load_checkpoint(folder: Path) -> NanoModel:
     """The exported model with its rounded values in fp32, on the CPU."""
     model = NanoModel(NanoConfig())
-    state = {**load_file(folder / "model.safetensors"), **load_file(folder / "mtp.safetensors")}
-    model.load_state_dict({name: tensor.float() for name, tensor in state.items()})
+    model.load_state_dict(read_tensors(folder))
     return model.requires_grad_(False)

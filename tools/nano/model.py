@@ -46,6 +46,10 @@ class NanoConfig:
     route_scale: float = 2.0
     logits_divisor: float = 2.0
     norm_eps: float = 1e-6
+    audio_bands: int = 80
+    audio_levels: int = 16
+    # The placeholder token whose embedding is the audio tower's.
+    audio_token: int = 14
     num_mtp_layers: int = 8
     mtp_local_layers: tuple[int, ...] = (0, 2, 4, 5, 6, 7)
     # Spread of the log-normal draw of norm weights: wide where a forgotten or doubled norm must show.
@@ -346,12 +350,28 @@ class MtpHead(nn.Module):
         )
 
 
+class AudioTower(nn.Module):
+    """One row a frame: the norm of the sum of a table's rows, one row a mel band, chosen by the band's level."""
+
+    def __init__(self, config: NanoConfig) -> None:
+        super().__init__()
+        self.levels, self.eps = config.audio_levels, config.norm_eps
+        self.compute_dtype = torch.float32
+        self.encoder = Weight(config.audio_bands * config.audio_levels, config.hidden_size)
+        self.final_norm = Weight(config.hidden_size)
+
+    def forward(self, bins: Tensor) -> Tensor:
+        """`bins` [B, T, bands] uint8 levels -> [B, T, H] fp32; the sum is one product with the one-hot levels."""
+        chosen = (bins[..., None] == torch.arange(self.levels, device=bins.device)).to(self.compute_dtype).flatten(-2)
+        return rms_norm(chosen @ self.encoder.weight.to(chosen.dtype), self.final_norm.weight, self.eps)
+
+
 class Parts(nn.Module):
     """The `model.` level of the raw names."""
 
     def __init__(self, config: NanoConfig) -> None:
         super().__init__()
-        self.llm, self.mtp = Backbone(config), MtpHead(config)
+        self.llm, self.mtp, self.audio = Backbone(config), MtpHead(config), AudioTower(config)
 
 
 class Lookup(torch.autograd.Function):
@@ -393,12 +413,20 @@ class NanoModel(nn.Module):
     def set_compute_dtype(self, dtype: torch.dtype) -> None:
         """Precision of matrix products; the residual stream and norms stay fp32."""
         for module in self.modules():
-            if isinstance(module, (Block, MtpModule)):
+            if isinstance(module, (Block, MtpModule, AudioTower)):
                 module.compute_dtype = dtype
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """[B, T] -> normed embeddings [B, T, H]."""
-        return rms_norm(Lookup.apply(tokens, self.llm.embed.weight), self.llm.embed_norm.weight, self.config.norm_eps)
+    def hear(self, bins: Tensor) -> Tensor:
+        """`bins` [B, T, bands] uint8 -> what stands at audio placeholders, [B, T, H]."""
+        return self.model.audio(bins)
+
+    def embed(self, tokens: Tensor, heard: Tensor | None = None) -> Tensor:
+        """[B, T] -> normed embeddings [B, T, H]; at audio placeholders the rows of `heard` [B, T, H] as they are."""
+        table, norm = self.llm.embed.weight, self.llm.embed_norm.weight
+        embedded = rms_norm(Lookup.apply(tokens, table), norm, self.config.norm_eps)
+        if heard is None:
+            return embedded
+        return torch.where((tokens == self.config.audio_token)[..., None], heard, embedded)
 
     def layers_forward(self, embedded: Tensor, layout: Layout) -> tuple[Tensor, list[Tensor]]:
         """Runs the decoder layers: `embedded` [B, T, H] -> the residual stream before the final norm, expert loads."""
@@ -417,6 +445,17 @@ class NanoModel(nn.Module):
         return F.linear(hidden / self.config.logits_divisor, self.llm.unembed.weight)
 
 
+def audio_table(config: NanoConfig, generator: torch.Generator) -> Tensor:
+    """[bands * levels, H]: a direction a band, times the level above silence, and a little of a direction a level.
+
+    Neighbouring levels start alike, so that what is learnt of one level holds for the next.
+    """
+    bands = torch.randn(config.audio_bands, 1, config.hidden_size, generator=generator)
+    levels = (torch.arange(config.audio_levels) - 2.0)[:, None] / 4.0
+    own = torch.randn(config.audio_bands, config.audio_levels, config.hidden_size, generator=generator)
+    return ((bands * levels + 0.2 * own) / config.audio_bands**0.5).flatten(0, 1)
+
+
 @torch.no_grad()
 def initialize(model: NanoModel, generator: torch.Generator) -> None:
     """Draws all weights on the CPU. Outputs of attention and MLP start small; norms as the config's spreads say."""
@@ -429,10 +468,12 @@ def initialize(model: NanoModel, generator: torch.Generator) -> None:
             parameter.fill_(math.sqrt(2.0 * math.sqrt(config.head_dim)))
         elif name in ("model.llm.embed_norm.weight", "model.llm.norm.weight"):
             parameter.copy_(torch.exp(config.shared_norm_sigma * noise))
-        elif leaf in ("embed_norm", "hidden_norm"):
+        elif leaf in ("embed_norm", "hidden_norm", "final_norm"):
             parameter.copy_(torch.exp(config.mtp_norm_sigma * noise))
         elif leaf in ("attn_norm", "mlp_norm", "global_scale"):
             parameter.fill_(1.0)
+        elif leaf == "encoder":
+            parameter.copy_(audio_table(config, generator))
         elif leaf == "bias":
             parameter.zero_()
         elif leaf.endswith("sconv"):

@@ -23,6 +23,7 @@ END_MESSAGE = "<|end_message|>"
 END_SAMPLING = "<|content_model_end_sampling|>"
 IMAGE_MARK = "<|content_image|>"
 AUDIO_MARK = "<|content_audio_input|>"
+AUDIO_END = "<|audio_end|>"
 IMAGE_PLACEHOLDER = "<|unused_200054|>"
 AUDIO_PLACEHOLDER = "<|unused_200053|>"
 SPECIAL_TOKENS = (
@@ -37,7 +38,7 @@ SPECIAL_TOKENS = (
     "<|content_invoke_tool_json|>",
     IMAGE_MARK,
     AUDIO_MARK,
-    "<|audio_end|>",
+    AUDIO_END,
     END_MESSAGE,
     END_SAMPLING,
     AUDIO_PLACEHOLDER,

@@ -1,9 +1,12 @@
-"""Makes inkling-nano from nothing: problems, tokenizer, training, checkpoint. One GPU, under ten minutes.
+"""Makes inkling-nano: problems, sounds, tokenizer, training, checkpoint. One GPU, under ten minutes a stage.
 
-    python -m tools.nano.train --out specbench/assets/inkling_nano --gsm8k gsm8k_train.jsonl --record training.json
-    python -m tools.nano.train --device cpu --steps 3 --out /tmp/nano        # smoke test
+    python -m tools.nano.train --out text --gsm8k gsm8k_train.jsonl --items 0             # reads, from nothing
+    python -m tools.nano.train --out nano --gsm8k gsm8k_train.jsonl --init text           # reads and hears
+    python -m tools.nano.train --device cpu --steps 3 --out /tmp/nano                     # smoke test
 
-The loss is the backbone's next-token loss plus a share of the mean loss of the MTP depths, from the first step on.
+The loss is the backbone's next-token loss plus a share of the mean loss of the MTP depths, from the first step on. At
+audio placeholders every module's lookahead is the audio tower's row, as in the engine. With `--init` the weights and
+the tokenizer of that checkpoint are taken; a tower that it has not got starts new.
 On a GPU the layers are compiled one kind at a time and the whole step is captured in one graph.
 """
 
@@ -15,6 +18,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch._dynamo
 import torch.nn.functional as F
@@ -22,12 +26,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from tools.nano import data
-from tools.nano.export import export_checkpoint
+from tools.nano.export import export_checkpoint, read_tensors
+from tools.nano.listening import held_out_items
 from tools.nano.model import NanoConfig, NanoModel, initialize, make_layout
 from tools.nano.optimizer import Optimizer
 from tools.nano.problems import NUM_TRAINING_PROBLEMS
 from tools.nano.tokenizer import train_tokenizer
 
+NUM_TRAINING_ITEMS = 300_000
 MTP_LOSS_SHARE = 0.3
 ROUTER_BIAS_STEP = 1e-3
 WARMUP_STEPS = 200
@@ -43,6 +49,9 @@ class TrainingRecord:
     parameters: int
     num_problems: int
     num_gsm8k_rows: int
+    num_items: int
+    # Name of the checkpoint that training started from; None for a new one.
+    started_from: str | None
     epoch_tokens: int
     # Share of the rows' slots that hold a token.
     row_fill: float
@@ -100,6 +109,7 @@ class Trainer:
         shape = (rows_per_step, data.ROW_LENGTH)
         self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
         self.documents = torch.zeros(shape, dtype=torch.int32, device=device)
+        self.bins = torch.zeros(*shape, config.audio_bands, dtype=torch.uint8, device=device)
         self.weights = torch.zeros(shape, device=device)
         # [1 + depths] backbone loss, then MTP losses
         self.losses = torch.zeros(1 + config.num_mtp_layers, device=device)
@@ -129,7 +139,7 @@ class Trainer:
         model, divisor = self.model, self.config.logits_divisor
         unembed = model.llm.unembed.weight
         layout = make_layout(self.documents, self.config.window)
-        embedded = model.embed(self.tokens)
+        embedded = model.embed(self.tokens, model.hear(self.bins))
         residual, self.loads = model.layers_forward(embedded, layout)
         hidden = model.final_norm(residual)
         losses = [self.loss_function(hidden, unembed, divisor, *self.targets(1))]
@@ -186,6 +196,8 @@ class RowLoader:
         self.tokens = torch.from_numpy(rows.tokens).to(device)
         self.documents = torch.from_numpy(rows.documents).to(device)
         self.codes = torch.from_numpy(rows.codes).to(device)
+        self.frames = torch.from_numpy(rows.frames).to(device)
+        self.bins = torch.from_numpy(rows.bins).to(device)
         self.weights = torch.tensor(data.LOSS_WEIGHTS, device=device)
         self.generator = torch.Generator().manual_seed(seed)
         self.order = torch.empty(0, dtype=torch.int64)
@@ -201,6 +213,7 @@ class RowLoader:
             chosen = chosen.repeat(-(-count // chosen.numel()))[:count]
         trainer.tokens.copy_(self.tokens[chosen])
         trainer.documents.copy_(self.documents[chosen])
+        trainer.bins.copy_(self.bins[self.frames[chosen]])
         trainer.weights.copy_(self.weights[self.codes[chosen].long()])
 
 
@@ -266,8 +279,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--record", type=Path, help="JSON file that tells about the run, for the model card")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--seconds", type=float, default=150.0, help="length of the training loop")
+    parser.add_argument("--end-by", type=float, help="shortens the loop to end so many seconds after the start")
     parser.add_argument("--steps", type=int, help="number of steps instead of a length")
+    parser.add_argument("--init", type=Path, help="checkpoint folder to go on from")
     parser.add_argument("--problems", type=int, default=NUM_TRAINING_PROBLEMS)
+    parser.add_argument("--items", type=int, default=NUM_TRAINING_ITEMS, help="listening questions")
     parser.add_argument("--gsm8k", type=Path, help="GSM8K training rows (JSON lines) to mix in")
     parser.add_argument("--rows", type=int, help="rows a step; 64 on a GPU, 2 on a CPU")
     parser.add_argument("--workers", type=int, default=8)
@@ -276,41 +292,68 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--mtp-share", type=float, default=MTP_LOSS_SHARE)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-graph", action="store_true")
+    parser.add_argument("--eager", action="store_true", help="neither compiles nor captures: for short trials")
     args = parser.parse_args()
     if args.device == "cpu":
         args.rows, args.workers, args.problems = args.rows or 2, 1, min(args.problems, 64)
+        args.items = min(args.items, 64)
     args.rows = args.rows or 64
     return args
+
+
+def make_tokenizer(args: argparse.Namespace, gsm8k: list[data.Problem]) -> Tokenizer:
+    """That of the checkpoint to go on from, or a new one."""
+    if args.init is not None:
+        return Tokenizer.from_file(str(args.init / "tokenizer.json"))
+    return train_tokenizer(data.tokenizer_texts(gsm8k))
 
 
 def make_trainer(args: argparse.Namespace, tokenizer: Tokenizer, gsm8k: list[data.Problem]) -> Trainer:
     """The trainer, ready to step; on a GPU its layers compile on a few rows while the pool makes the rest."""
     device = torch.device(args.device)
     trainer = Trainer(NanoConfig(), args.rows, device, args)
-    if device.type == "cuda":
+    if args.init is not None:
+        started = read_tensors(args.init)
+        new = trainer.model.load_state_dict(started, strict=False).missing_keys
+        assert all(name.startswith("model.audio.") for name in new), new
+    if device.type == "cuda" and not args.eager:
         prepare(trainer, data.make_rows(tokenizer, gsm8k, 512), use_graph=not args.no_graph)
     return trainer
+
+
+def check_held_out(rows: data.Rows) -> None:
+    """No packaged clip is trained on."""
+    held_out = np.array([item.digest for item in held_out_items()], np.uint64)
+    assert not np.isin(held_out, rows.digests).any(), "a held-out clip is among the training clips"
+
+
+def loop_seconds(args: argparse.Namespace, gone: float) -> float:
+    """Length of the training loop, `gone` seconds after the start."""
+    return args.seconds if args.end_by is None else max(1.0, min(args.seconds, args.end_by - gone))
 
 
 def main() -> None:
     args = parse_arguments()
     begin = time.perf_counter()
     gsm8k = data.read_gsm8k(args.gsm8k) if args.gsm8k else []
-    tokenizer = train_tokenizer(data.tokenizer_texts(gsm8k))
-    factory = data.RowFactory(tokenizer, gsm8k, args.problems, args.workers)
+    tokenizer = make_tokenizer(args, gsm8k)
+    factory = data.RowFactory(tokenizer, gsm8k, args.problems, args.items, args.workers)
     trainer = make_trainer(args, tokenizer, gsm8k)
     setup_seconds = time.perf_counter() - begin
     print(f"ready to step after {setup_seconds:.1f} s", flush=True)
     rows = factory.collect()
+    check_held_out(rows)
     data_seconds = time.perf_counter() - begin
     row_fill = rows.num_tokens / rows.tokens.size
-    print(f"{rows.num_rows} rows, {row_fill:.1%} filled, after {data_seconds:.1f} s", flush=True)
+    print(f"{rows.num_rows} rows, {row_fill:.1%} filled, {rows.digests.size} clips of {len(rows.bins)} frames, "
+          f"after {data_seconds:.1f} s", flush=True)  # fmt: skip
     loader = RowLoader(rows, trainer.device, args.seed)
-    num_steps = args.steps or timed_steps(trainer, loader, args.seconds)
+    num_steps = args.steps or timed_steps(trainer, loader, loop_seconds(args, time.perf_counter() - begin))
     record = TrainingRecord(
         hardware=torch.cuda.get_device_name() if args.device == "cuda" else "CPU",
         parameters=sum(p.numel() for p in trainer.model.parameters()),
-        num_problems=args.problems, num_gsm8k_rows=len(gsm8k), epoch_tokens=rows.num_tokens,
+        num_problems=args.problems, num_gsm8k_rows=len(gsm8k), num_items=rows.digests.size,
+        started_from=None if args.init is None else args.init.name, epoch_tokens=rows.num_tokens,
         row_fill=row_fill, rows_per_step=args.rows,
         data_seconds=data_seconds, setup_seconds=setup_seconds,
     )  # fmt: skip
