@@ -10,6 +10,7 @@ import pytest
 
 from specbench.engine.content import dmel
 from specbench.engine.content.audio_files import read_audio
+from specbench.evals.mmau import PROMPTS
 from tools.nano import listening, sounds
 from tools.nano.listening import HELD_OUT_SEED, TRAIN_SEED, Item, held_out_items, is_matched, make_item, make_items
 
@@ -82,8 +83,9 @@ def test_rising_notes_rise():
     assert low < high
 
 
-def test_prompts_show_question_and_choices(items):
+def test_prompts_are_those_of_the_eval_and_show_the_choices(items):
     row = items[0].row
+    assert set(PROMPTS.values()) <= set(listening.PROMPTS)
     for form in listening.PROMPTS:
         text = listening.prompt(row, form)
         assert text.startswith(row["question"]) and all(choice in text for choice in row["choices"])

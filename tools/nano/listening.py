@@ -576,23 +576,20 @@ def make_items(seed: int, count: int, start: int = 0) -> Iterator[Item]:
 
 # ---- how a question is put
 
+# Those of eval=mmau first.
 PROMPTS = (
-    "{question}  Select one option from the provided choices.\n{listed}.",
-    "{question}\nPlease choose the answer from the following options: {listed}.",
-    "{question}\n{dotted}",
-    "{question}\n{bracketed}",
+    "{question}  Select one option from the provided choices.\n{choices}.",
+    "{question} Please choose the answer from the following options: {choices}.",
+    "{question}\n{lettered_choices}\nAnswer with one of the choices.",
+    "{question}\n{lettered_choices}",
 )
 
 
 def prompt(row: dict[str, object], form: str) -> str:
     """The text of the user's turn, in one of `PROMPTS`."""
     choices: list[str] = row["choices"]  # type: ignore[assignment]
-    letters = "ABCDEFGH"
-    return form.format(
-        question=row["question"], listed=choices,
-        dotted="\n".join(f"{letter}. {choice}" for letter, choice in zip(letters, choices, strict=False)),
-        bracketed="\n".join(f"({letter}) {choice}" for letter, choice in zip(letters, choices, strict=False)),
-    )  # fmt: skip
+    lettered = "\n".join(f"({letter}) {choice}" for letter, choice in zip("ABCD", choices, strict=False))
+    return form.format(question=row["question"], choices=choices, lettered_choices=lettered)
 
 
 # ---- packaged rows
