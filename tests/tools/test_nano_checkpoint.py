@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
@@ -11,9 +12,12 @@ from tokenizers import Tokenizer
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from tools.nano.card import card
 from tools.nano.evaluate import (
+    Prompt,
     Texts,
+    encode_items,
     encode_prompts,
     grade,
+    grade_items,
     greedy_texts,
     rates,
     read_problems,
@@ -21,6 +25,7 @@ from tools.nano.evaluate import (
     run_rounds,
 )
 from tools.nano.export import load_checkpoint
+from tools.nano.listening import held_out_items
 from tools.nano.model import NanoModel
 
 ASSETS = Path(__file__).parents[2] / "specbench" / "assets"
@@ -70,11 +75,14 @@ def expected_shapes(config: dict) -> dict[str, list[int]]:
     hidden, vocab = text["hidden_size"], text["vocab_size"]
     shapes = {"embed.weight": [vocab, hidden], "embed_norm.weight": [hidden], "norm.weight": [hidden],
               "unembed.weight": [text["unpadded_vocab_size"], hidden]}  # fmt: skip
+    audio = config["audio_config"]
     for layer in range(text["num_hidden_layers"]):
         mlp = dense_shapes(text) if layer < text["dense_mlp_idx"] else moe_shapes(text)
         parts = {**attention_shapes(text, layer in text["local_layer_ids"]), **mlp}
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in parts.items()}
     shapes = {f"model.llm.{name}": shape for name, shape in shapes.items()}
+    shapes["model.audio.encoder.weight"] = [audio["n_mel_bins"] * audio["mel_vocab_size"], hidden]
+    shapes["model.audio.final_norm.weight"] = [hidden]
     for depth in range(mtp["num_nextn_predict_layers"]):
         block = {**attention_shapes(text, depth in mtp["local_layer_ids"]), **dense_shapes(text)}
         parts = {f"transformer_block.{name}": shape for name, shape in block.items()}
@@ -121,8 +129,8 @@ def test_all_tensors_have_the_shapes_the_config_asks_for():
     assert index["weight_map"] == {name: file_name for name, (file_name, _, _) in stored.items()}
 
 
-def test_the_folder_holds_at_most_twelve_megabytes():
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 12_000_000
+def test_the_folder_holds_at_most_twelve_and_a_half_megabytes():
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 12_500_000
 
 
 def test_shared_norms_are_far_from_uniform(model):
@@ -138,6 +146,11 @@ def test_chat_tokens_are_inklings_and_the_template_agrees(tokenizer):
     assert rendered == (
         "<|message_system|><|content_text|>S<|end_message|>"
         "<|message_user|><|content_text|>Q<|end_message|><|message_model|>"
+    )
+    listening = [{"role": "user", "content": [{"type": "audio", "path": "a.wav"}, {"type": "text", "text": "Q"}]}]
+    assert loaded.apply_chat_template(listening, tokenize=False) == (
+        "<|message_user|><|content_audio_input|><|audio_end|><|end_message|>"
+        "<|message_user|><|content_text|>Q<|end_message|>"
     )
     answered = loaded.apply_chat_template([*messages, {"role": "assistant", "content": "A"}], tokenize=False)
     assert answered.endswith("<|message_model|><|content_text|>A<|end_message|><|content_model_end_sampling|>")
@@ -165,16 +178,41 @@ def test_it_solves_held_out_problems_and_its_drafts_are_taken(model, tokenizer):
     assert broken[0] < right[0] - 1.5
 
 
-def test_logits_equal_transformers(model):
-    """The reference implementation on the same files; it has no towers to load and says so."""
+def test_it_answers_held_out_questions_about_clips_by_ear(model, tokenizer):
+    items = held_out_items(12)
+    end_token = tokenizer.token_to_id("<|content_model_end_sampling|>")
+    prompts = encode_items(tokenizer, items)
+    swapped = [Prompt(prompt.ids, np.full_like(prompt.bins, 2)) for prompt in prompts]
+    with torch.no_grad():
+        texts: Texts = greedy_texts(model, prompts, end_token, 64)
+        right = rates(run_rounds(model, texts, residual_rows(model, texts.tokens, texts.heard), 8, None))[0]
+        deaf = greedy_texts(model, swapped, end_token, 64)
+    assert texts.finished.all()
+    assert sum(grade_items(tokenizer, texts, items)) >= 9
+    assert sum(grade_items(tokenizer, deaf, items)) <= 7
+    assert right[0] > 3.0
+
+
+@pytest.mark.parametrize("place", [None, 0, 100, 268])
+def test_logits_equal_transformers(model, place):
+    """The reference implementation on the same files, with twenty frames of audio at `place`; it has no vision tower
+    to load and says so."""
     transformers = pytest.importorskip("transformers", minversion="5.24")  # earlier ones do not load the folder
     transformers.logging.set_verbosity_error()
     reference = transformers.InklingForConditionalGeneration.from_pretrained(FOLDER, dtype=torch.float32).eval()
+    generator = torch.Generator().manual_seed(0)
     # Longer than the window and the bias extent.
-    tokens = torch.randint(16, 2048, (1, 288), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(16, 2048, (1, 288), generator=generator)
+    bins = torch.randint(0, 16, (1, 20, 80), generator=generator)
+    inputs, heard = {}, None
+    if place is not None:
+        tokens[:, place : place + 20] = model.config.audio_token
+        inputs = {"audio_input_ids": bins, "audio_input_ids_mask": torch.ones(1, 20, dtype=torch.bool)}
+        heard = torch.zeros(1, 288, model.config.hidden_size)
+        heard[:, place : place + 20] = model.hear(bins)
     with torch.no_grad():
-        ours = model.logits(model.final_norm(residual_rows(model, tokens)))
-        theirs = reference(input_ids=tokens).logits
+        ours = model.logits(model.final_norm(residual_rows(model, tokens, heard)))
+        theirs = reference(input_ids=tokens, **inputs).logits
     assert (ours - theirs).abs().max() < 1e-4 * theirs.abs().max()
 
 

@@ -1,16 +1,18 @@
 """The training side of inkling-nano: packed rows keep documents apart, losses look at the right tokens."""
 
 import argparse
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from tools.nano import data
 from tools.nano.evaluate import Rounds, compare
-from tools.nano.model import NanoConfig, NanoModel, initialize, make_layout
+from tools.nano.listening import TRAIN_SEED, make_items
+from tools.nano.model import NanoConfig, NanoModel, initialize, make_layout, rms_norm
 from tools.nano.optimizer import orthogonalized
+from tools.nano.tokenizer import AUDIO_PLACEHOLDER, train_tokenizer
 from tools.nano.train import Trainer, rate_factor, shifted
 
 
@@ -87,11 +89,13 @@ def test_the_paired_error_ignores_what_two_settings_share():
     assert row["errors"] == pytest.approx([0.0, 0.0], abs=1e-12)
 
 
-def test_rows_hold_whole_documents(tmp_path: Path):
-    from tools.nano.tokenizer import train_tokenizer
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(data.tokenizer_texts([], num_problems=60))
 
-    tokenizer = train_tokenizer(data.tokenizer_texts([], num_problems=60))
-    rows = data.make_rows(tokenizer, [], 40)
+
+def test_rows_hold_whole_documents(tokenizer):
+    rows = data.make_rows(tokenizer, [], 40, num_items=30)
     assert rows.tokens.shape[1] == data.ROW_LENGTH
     used = rows.documents > 0
     assert np.array_equal(used, rows.codes > 0)
@@ -99,3 +103,42 @@ def test_rows_hold_whole_documents(tmp_path: Path):
     steps = np.diff(rows.documents.astype(int), axis=1)
     assert set(np.unique(steps[used[:, 1:]])) <= {0, 1}
     assert used.mean() > 0.7
+
+
+def test_frames_of_a_clip_stand_at_its_placeholders(tokenizer):
+    rows = data.make_rows(tokenizer, [], 10, num_items=30)
+    assert np.array_equal(rows.frames > 0, rows.codes == data.HEARD)
+    assert np.array_equal(rows.frames > 0, rows.tokens == tokenizer.token_to_id(AUDIO_PLACEHOLDER))
+    assert data.LOSS_WEIGHTS[data.HEARD] == 0.0
+    clips = {item.digest: data.clip_bins(item.clip) for item in make_items(TRAIN_SEED, 30)}
+    assert set(rows.digests.tolist()) == set(clips)
+    seen = 0
+    for frames, documents in zip(rows.frames, rows.documents, strict=True):
+        for number in range(1, documents.max() + 1):
+            bins = rows.bins[frames[(documents == number) & (frames > 0)]]
+            if len(bins):
+                seen += any(np.array_equal(bins, clip) for clip in clips.values())
+    assert seen == 30
+
+
+def test_joined_parts_keep_their_frames(tokenizer):
+    parts = [data.make_rows(tokenizer, [], 5, num_items=count) for count in (4, 9)]
+    whole, start = data.joined(parts), 0
+    for part in parts:
+        frames = whole.frames[start : start + part.num_rows]
+        assert np.array_equal(whole.bins[frames], part.bins[part.frames])
+        start += part.num_rows
+
+
+def test_the_towers_rows_stand_at_placeholders(model):
+    generator = torch.Generator().manual_seed(4)
+    tokens = torch.randint(16, 2048, (1, 64), generator=generator)
+    tokens[:, 20:30] = model.config.audio_token
+    bins = torch.randint(0, 16, (1, 64, 80), generator=generator)
+    heard = model.hear(bins)
+    embedded = model.embed(tokens, heard)
+    torch.testing.assert_close(embedded[:, 20:30], heard[:, 20:30])
+    torch.testing.assert_close(embedded[:, 30:], model.embed(tokens)[:, 30:])
+    table = model.model.audio.encoder.weight.view(80, 16, -1)
+    summed = sum(table[band, bins[0, 25, band]] for band in range(80))
+    torch.testing.assert_close(heard[0, 25], rms_norm(summed, model.model.audio.final_norm.weight, 1e-6))

@@ -2,8 +2,9 @@
 
     python -m tools.nano.card specbench/assets/inkling_nano
 
-Reads `measured/training.json` (train.py --record), `measured/evaluation.json` (evaluate.py --out) and, for the
-off-distribution note, `measured/gsm8k.json` (evaluate.py on GSM8K's test rows).
+Reads, in `measured/`, `training_text.json` and `training.json` (train.py --record, both stages), `evaluation.json` and
+`listening.json` (evaluate.py --out) and, for the off-distribution note, `gsm8k.json` (evaluate.py on GSM8K's test
+rows).
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
-from tools.nano.data import GSM8K_SHARE
-from tools.nano.evaluate import FAULTS
+from tools.nano.data import AUDIO_FIRST_SHARE, GSM8K_SHARE
+from tools.nano.evaluate import AUDIO_FAULTS, FAULTS
+from tools.nano.listening import NUM_HELD_OUT_ITEMS
 from tools.nano.problems import NUM_HELD_OUT_PROBLEMS
 from tools.nano.stories import PLOT_WEIGHTS
 
@@ -35,8 +38,9 @@ def fault_line(name: str, row: dict) -> str:
     """One row of the fault table."""
     positions = " ".join(f"{100 * value:.0f}" for value in row["values"][1:])
     largest = max(range(1, len(row["z_scores"])), key=lambda index: abs(row["z_scores"][index]))
+    said = (FAULTS | AUDIO_FAULTS)[name]
     return (
-        f"| {FAULTS[name]} | {row['values'][0]:.3f} ({row['differences'][0]:+.3f}, {row['errors'][0]:.3f}) "
+        f"| {said} | {row['values'][0]:.3f} ({row['differences'][0]:+.3f}, {row['errors'][0]:.3f}) "
         f"| {row['z_scores'][0]:+.1f} | {positions} | {row['z_scores'][largest]:+.1f} at {largest - 1} |"
     )
 
@@ -53,23 +57,52 @@ def gsm8k_note() -> str:
     )
 
 
+def stage(name: str) -> SimpleNamespace:
+    """One training record, with what follows from it."""
+    record = read(name)
+    tokens = record["slots"] * record["row_fill"]
+    return SimpleNamespace(
+        **record, slots_m=record["slots"] / 1e6, tokens_m=tokens / 1e6, epochs=tokens / record["epoch_tokens"]
+    )
+
+
+def shares(groups: dict[str, list[int]]) -> str:
+    """Right of all, by group."""
+    return ", ".join(f"{name} {right}/{count}" for name, (right, count) in sorted(groups.items()))
+
+
+def fault_lines(result: dict) -> str:
+    return "\n".join(fault_line(name, row) for name, row in result["faults"].items())
+
+
+def heard_fields() -> dict[str, object]:
+    """What the template tells about listening questions."""
+    result = read("listening.json")
+    right, errors = result["right"]["values"], result["right"]["errors"]
+    return {
+        "heard_problems": result["num_problems"], "heard_prompt": result["mean_prompt_tokens"],
+        "heard_answer": result["mean_answer_tokens"], "heard_frames": result["mean_frames"],
+        "heard_accuracy": 100 * result["accuracy"], "heard_error": 100 * result["accuracy_error"],
+        "always_first": 100 * result["always_first"], "by_task": shares(result["by"]["task"]),
+        "by_difficulty": shares(result["by"]["difficulty"]), "heard_mtp1": 100 * result["mtp1"]["values"][1],
+        "heard_length": right[0], "heard_length_error": errors[0], "heard_rounds": result["num_rounds"],
+        "heard_profile": cells(right[1:]), "heard_profile_errors": cells(errors[1:]),
+        "heard_faults": fault_lines(result), "num_clips": NUM_HELD_OUT_ITEMS,
+    }  # fmt: skip
+
+
 def card() -> str:
     """The model card's text."""
-    training, result = read("training.json"), read("evaluation.json")
+    text, both, result = stage("training_text.json"), stage("training.json"), read("evaluation.json")
     right, errors = result["right"]["values"], result["right"]["errors"]
-    tokens = training["slots"] * training["row_fill"]
     return TEMPLATE.read_text(encoding="utf-8").format(
-        millions=training["parameters"] / 1e6, problems=training["num_problems"], gsm8k=training["num_gsm8k_rows"],
-        gsm8k_share=GSM8K_SHARE, steps=training["steps"], rows=training["rows_per_step"],
-        slots=training["slots"] / 1e6, tokens=tokens / 1e6, epochs=tokens / training["epoch_tokens"],
-        training=training["training_seconds"], rate=training["slots"] / training["training_seconds"] / 1e6,
-        setup=training["setup_seconds"], data=training["data_seconds"], hardware=training["hardware"],
+        text=text, both=both, millions=both.parameters / 1e6, rows=both.rows_per_step, gsm8k_share=GSM8K_SHARE,
+        audio_first=AUDIO_FIRST_SHARE, **heard_fields(),
         num_problems=result["num_problems"], prompt=result["mean_prompt_tokens"], answer=result["mean_answer_tokens"],
         accuracy=100 * result["accuracy"], accuracy_error=100 * result["accuracy_error"],
         mtp1=100 * result["mtp1"]["values"][1], mtp1_length=result["mtp1"]["values"][0],
         mtp1_error=result["mtp1"]["errors"][0], length=right[0], length_error=errors[0], rounds=result["num_rounds"],
-        profile=cells(right[1:]), profile_errors=cells(errors[1:]),
-        faults="\n".join(fault_line(name, row) for name, row in result["faults"].items()),
+        profile=cells(right[1:]), profile_errors=cells(errors[1:]), faults=fault_lines(result),
         num_plots=len(PLOT_WEIGHTS), num_test=NUM_HELD_OUT_PROBLEMS, gsm8k_note=gsm8k_note(),
     )  # fmt: skip
 

@@ -373,7 +373,13 @@ def evaluate_listening(model: NanoModel, tokenizer: Tokenizer, args: argparse.Na
     result = evaluate(model, tokenizer, prompts, lambda texts: grade_items(tokenizer, texts, items),
                       args.max_new_tokens, faults)  # fmt: skip
     first = [item.row["choices"][0] == item.row["answer"] for item in items]  # type: ignore[index]
-    return {**result, "always_first": sum(first) / len(items), "by": by_group(items, result["marks"])}
+    frames = sum(len(prompt.bins) for prompt in prompts if prompt.bins is not None)
+    return {
+        **result,
+        "mean_frames": frames / len(items),
+        "always_first": sum(first) / len(items),
+        "by": by_group(items, result["marks"]),
+    }
 
 
 def main() -> None:

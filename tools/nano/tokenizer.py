@@ -50,13 +50,17 @@ _SPLIT = r"\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 CHAT_TEMPLATE = """\
 {%- for message in messages -%}
-{%- if message.content is string -%}
-{%- set text = message.content -%}
-{%- else -%}
-{%- set text = message.content | selectattr("type", "equalto", "text") | map(attribute="text") | join -%}
-{%- endif -%}
 {%- set role = "model" if message.role == "assistant" else message.role -%}
-{{- "<|message_" ~ role ~ "|><|content_text|>" ~ text ~ "<|end_message|>" -}}
+{%- set parts = [{"type": "text", "text": message.content}] if message.content is string else message.content -%}
+{%- for part in parts -%}
+{%- if part.type == "text" -%}
+{{- "<|message_" ~ role ~ "|><|content_text|>" ~ part.text ~ "<|end_message|>" -}}
+{%- elif part.type == "audio" -%}
+{{- "<|message_" ~ role ~ "|><|content_audio_input|><|audio_end|><|end_message|>" -}}
+{%- else -%}
+{{- raise_exception("a part is text or audio, not " ~ part.type) -}}
+{%- endif -%}
+{%- endfor -%}
 {%- if role == "model" -%}
 {{- "<|content_model_end_sampling|>" -}}
 {%- endif -%}

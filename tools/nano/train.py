@@ -52,6 +52,8 @@ class TrainingRecord:
     num_items: int
     # Name of the checkpoint that training started from; None for a new one.
     started_from: str | None
+    muon_rate: float
+    adam_rate: float
     epoch_tokens: int
     # Share of the rows' slots that hold a token.
     row_fill: float
@@ -353,9 +355,9 @@ def main() -> None:
         hardware=torch.cuda.get_device_name() if args.device == "cuda" else "CPU",
         parameters=sum(p.numel() for p in trainer.model.parameters()),
         num_problems=args.problems, num_gsm8k_rows=len(gsm8k), num_items=rows.digests.size,
-        started_from=None if args.init is None else args.init.name, epoch_tokens=rows.num_tokens,
-        row_fill=row_fill, rows_per_step=args.rows,
-        data_seconds=data_seconds, setup_seconds=setup_seconds,
+        started_from=None if args.init is None else args.init.name,
+        muon_rate=args.muon_rate, adam_rate=args.adam_rate, epoch_tokens=rows.num_tokens, row_fill=row_fill,
+        rows_per_step=args.rows, data_seconds=data_seconds, setup_seconds=setup_seconds,
     )  # fmt: skip
     train(trainer, loader, num_steps, record)
     record.export_bytes = export_checkpoint(trainer.model, tokenizer, args.out)
