@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -226,8 +227,13 @@ _worker_gsm8k: list[Problem]
 
 def _start_worker(tokenizer_json: str, gsm8k: list[Problem]) -> None:
     global _worker_tokenizer, _worker_gsm8k
-    torch.set_num_threads(1)
     _worker_tokenizer, _worker_gsm8k = Tokenizer.from_str(tokenizer_json), gsm8k
+
+
+def _start_pooled(tokenizer_json: str, gsm8k: list[Problem]) -> None:
+    os.nice(10)
+    torch.set_num_threads(1)
+    _start_worker(tokenizer_json, gsm8k)
 
 
 def _documents(job: int, count: int = PROBLEMS_PER_JOB) -> Iterator[Document]:
@@ -265,9 +271,9 @@ class RowFactory:
     def __init__(
         self, tokenizer: Tokenizer, gsm8k: list[Problem], num_problems: int, num_items: int, num_workers: int
     ) -> None:
-        # Spawned, not forked: the caller may have started CUDA or threads.
+        # Spawned, not forked: the caller may have started CUDA or threads. They give way to its compilers.
         context = multiprocessing.get_context("spawn")
-        self.pool = context.Pool(num_workers, _start_worker, (tokenizer.to_str(), gsm8k))
+        self.pool = context.Pool(num_workers, _start_pooled, (tokenizer.to_str(), gsm8k))
         jobs = [("listening", number) for number in range(-(-num_items // ITEMS_PER_JOB))]
         jobs += [("problems", number) for number in range(-(-num_problems // PROBLEMS_PER_JOB))]
         self.results = self.pool.imap(_make_job, jobs)
