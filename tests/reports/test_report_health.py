@@ -13,7 +13,13 @@ from specbench.records import DataIdentity, ModelIdentity, OutputCheck, RunRecor
 from specbench.reports.clusters import MIN_SAMPLES, Moments, SampleRatio, combination, slope
 from specbench.reports.diagnosis import CHECKS
 from specbench.reports.health_section import health_section, health_sentence
-from specbench.reports.known_acceptance import NANO_CHECKPOINT, NANO_PROBLEMS, KnownAcceptance, known_acceptance
+from specbench.reports.known_acceptance import (
+    NANO_AUDIO,
+    NANO_CHECKPOINT,
+    NANO_PROBLEMS,
+    KnownAcceptance,
+    known_acceptance,
+)
 from specbench.reports.metrics import compute_metrics
 from specbench.reports.table import section_markdown
 from specbench.reports.token_table import pack_tokens
@@ -289,8 +295,17 @@ def test_nothing_is_known_of_other_weights_data_prompts_or_sampling():
     assert known_acceptance(single, 8) is None
 
 
+def test_acceptance_on_listening_questions_is_known_in_the_prompt_it_was_measured_with():
+    clips = DataIdentity("nano_audio", "/d", None, NANO_AUDIO, True, 60)
+    known = known_acceptance(known_run(clips, NANO, prompt="official", instruction=None), 8)
+    assert known.is_same_text and known.data == NANO_AUDIO
+    assert known_acceptance(known_run(clips, NANO, prompt="letters", instruction=None), 8) is None
+
+
 def test_the_packaged_model_and_problems_are_those_that_figures_are_known_of():
     from specbench.engine.checkpoints.checkpoint import Checkpoint
+    from specbench.evals.gsm8k import load_gsm8k
+    from specbench.evals.mmau import load_mmau
     from specbench.model_choice import PACKAGED_CHECKPOINT
 
     assert Checkpoint.open(PACKAGED_CHECKPOINT).sha256() == NANO_CHECKPOINT
