@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -296,7 +297,7 @@ def test_nothing_is_known_of_other_weights_data_prompts_or_sampling():
 
 
 def test_acceptance_on_listening_questions_is_known_in_the_prompt_it_was_measured_with():
-    clips = DataIdentity("nano_audio", "/d", None, NANO_AUDIO, True, 60)
+    clips = DataIdentity(NANO_AUDIO, "/d", None, "c3", True, 60)
     known = known_acceptance(known_run(clips, NANO, prompt="official", instruction=None), 8)
     assert known.is_same_text and known.data == NANO_AUDIO
     assert known_acceptance(known_run(clips, NANO, prompt="letters", instruction=None), 8) is None
@@ -304,11 +305,12 @@ def test_acceptance_on_listening_questions_is_known_in_the_prompt_it_was_measure
 
 def test_the_packaged_model_and_problems_are_those_that_figures_are_known_of():
     from specbench.engine.checkpoints.checkpoint import Checkpoint
-    from specbench.evals.gsm8k import load_gsm8k
-    from specbench.evals.mmau import load_mmau
+    from specbench.evals import gsm8k, mmau
     from specbench.model_choice import PACKAGED_CHECKPOINT
 
     assert Checkpoint.open(PACKAGED_CHECKPOINT).sha256() == NANO_CHECKPOINT
+    assert sha256((gsm8k.PACKAGED_PROBLEMS / "test.jsonl").read_bytes()).hexdigest() == NANO_PROBLEMS
+    assert mmau.PACKAGED_NAME == NANO_AUDIO
 
 
 def test_deeper_positions_collapse():

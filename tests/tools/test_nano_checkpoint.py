@@ -179,7 +179,7 @@ def test_it_solves_held_out_problems_and_its_drafts_are_taken(model, tokenizer):
 
 
 def test_it_answers_held_out_questions_about_clips_by_ear(model, tokenizer):
-    items = held_out_items(12)
+    items = held_out_items(6)
     end_token = tokenizer.token_to_id("<|content_model_end_sampling|>")
     prompts = encode_items(tokenizer, items)
     swapped = [Prompt(prompt.ids, np.full_like(prompt.bins, 2)) for prompt in prompts]
@@ -188,8 +188,8 @@ def test_it_answers_held_out_questions_about_clips_by_ear(model, tokenizer):
         right = rates(run_rounds(model, texts, residual_rows(model, texts.tokens, texts.heard), 8, None))[0]
         deaf = greedy_texts(model, swapped, end_token, 64)
     assert texts.finished.all()
-    assert sum(grade_items(tokenizer, texts, items)) >= 9
-    assert sum(grade_items(tokenizer, deaf, items)) <= 7
+    assert sum(grade_items(tokenizer, texts, items)) >= 5
+    assert sum(grade_items(tokenizer, deaf, items)) <= 4
     assert right[0] > 3.0
 
 

@@ -2,9 +2,8 @@
 
     python -m tools.nano.card specbench/assets/inkling_nano
 
-Reads, in `measured/`, `training_text.json` and `training.json` (train.py --record, both stages), `evaluation.json` and
-`listening.json` (evaluate.py --out) and, for the off-distribution note, `gsm8k.json` (evaluate.py on GSM8K's test
-rows).
+Reads, in `measured/`, `training_STAGE.json` of each stage (train.py --record), `evaluation.json` and `listening.json`
+(evaluate.py --out) and, for the off-distribution note, `gsm8k.json` (evaluate.py on GSM8K's test rows).
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from tools.nano.listening import NUM_HELD_OUT_ITEMS
 from tools.nano.problems import NUM_HELD_OUT_PROBLEMS
 from tools.nano.stories import PLOT_WEIGHTS
 
+STAGES = ("reading", "hearing", "both")
 MEASURED = Path(__file__).parent / "measured"
 TEMPLATE = Path(__file__).parent / "card_template.md"
 
@@ -59,11 +59,41 @@ def gsm8k_note() -> str:
 
 def stage(name: str) -> SimpleNamespace:
     """One training record, with what follows from it."""
-    record = read(name)
+    record = read(f"training_{name}.json")
     tokens = record["slots"] * record["row_fill"]
-    return SimpleNamespace(
-        **record, slots_m=record["slots"] / 1e6, tokens_m=tokens / 1e6, epochs=tokens / record["epoch_tokens"]
-    )
+    return SimpleNamespace(**record, tokens_m=tokens / 1e6, epochs=tokens / record["epoch_tokens"])
+
+
+def stage_table(stages: list[SimpleNamespace]) -> str:
+    """What the stages differ in, one column each."""
+    rows = {
+        "problems": "{0.num_problems:,}",
+        "listening questions": "{0.num_items:,}",
+        "steps": "{0.steps:,} of {0.rows_per_step} rows of 512 slots",
+        "tokens": "{0.tokens_m:.0f} M",
+        "passes over the data": "{0.epochs:.2f}",
+        "rates of Muon and AdamW": "{0.muon_rate:g}, {0.adam_rate:g}",
+        "training, seconds": "{0.training_seconds:.0f}",
+        "compiling before, seconds": "{0.setup_seconds:.0f}",
+        "hardware": "one {0.hardware}",
+    }
+    return "\n".join(f"| {name} | {' | '.join(form.format(one) for one in stages)} |" for name, form in rows.items())
+
+
+def stage_commands(stages: dict[str, SimpleNamespace]) -> str:
+    """How each stage is run; the last one writes the packaged folder."""
+    lines, before = [], None
+    for name, one in stages.items():
+        out = name if name != list(stages)[-1] else "specbench/assets/inkling_nano"
+        init = f" --init {before}" if before else ""
+        lines.append(
+            f"    python -m tools.nano.train{init} --out {out} --gsm8k GSM8K_TRAIN.jsonl \\\n"
+            f"        --problems {one.num_problems} --items {one.num_items} --steps {one.steps} "
+            f"--muon-rate {one.muon_rate:g} --adam-rate {one.adam_rate:g} \\\n"
+            f"        --record tools/nano/measured/training_{name}.json"
+        )
+        before = name
+    return "\n".join(lines)
 
 
 def shares(groups: dict[str, list[int]]) -> str:
@@ -93,11 +123,12 @@ def heard_fields() -> dict[str, object]:
 
 def card() -> str:
     """The model card's text."""
-    text, both, result = stage("training_text.json"), stage("training.json"), read("evaluation.json")
+    stages, result = {name: stage(name) for name in STAGES}, read("evaluation.json")
+    last = stages[STAGES[-1]]
     right, errors = result["right"]["values"], result["right"]["errors"]
     return TEMPLATE.read_text(encoding="utf-8").format(
-        text=text, both=both, millions=both.parameters / 1e6, rows=both.rows_per_step, gsm8k_share=GSM8K_SHARE,
-        audio_first=AUDIO_FIRST_SHARE, **heard_fields(),
+        stages=stage_table(list(stages.values())), commands=stage_commands(stages), millions=last.parameters / 1e6,
+        gsm8k_share=GSM8K_SHARE, gsm8k=last.num_gsm8k_rows, audio_first=AUDIO_FIRST_SHARE, **heard_fields(),
         num_problems=result["num_problems"], prompt=result["mean_prompt_tokens"], answer=result["mean_answer_tokens"],
         accuracy=100 * result["accuracy"], accuracy_error=100 * result["accuracy_error"],
         mtp1=100 * result["mtp1"]["values"][1], mtp1_length=result["mtp1"]["values"][0],

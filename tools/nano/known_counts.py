@@ -27,7 +27,8 @@ def run(eval_name: str, k: int, samples: int) -> tuple[dict, dict]:
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable, "-c", "from specbench.cli import main; main()", "+model=inkling_nano", f"spec=mtp{k}",
-            f"eval={eval_name}", f"eval.num_samples={samples}", f"output_root={folder}", "report.output_check_requests=0",
+            f"eval={eval_name}", f"eval.num_samples={samples}", f"output_root={folder}",
+            "report.output_check_requests=0",
         ]  # fmt: skip
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         (made,) = Path(folder).glob("**/metrics.json")
