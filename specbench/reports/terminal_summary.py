@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from specbench.records import LosslessnessCheck, RunRecord
+from specbench.records import LosslessnessCheck, RunRecord, TaskResult
 from specbench.reports.health_check import FAILED
 from specbench.reports.health_section import health_sentence
 from specbench.reports.identities import broken_identities
@@ -13,6 +14,9 @@ from specbench.reports.markdown import LATENCY_LABELS, data_title, dimension_tit
 from specbench.reports.number_format import count, decimal, decimal_range, percent, percent_of, slash_joined
 from specbench.reports.output_check_text import check_sentence
 from specbench.reports.side_by_side import MOST_VALUES_SHOWN_FIRST
+
+#: Of an eval that computes its own results.
+MOST_RESULTS_SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +31,7 @@ class SummaryRow:
 
 def summary_rows(run: RunRecord, metrics: dict) -> list[SummaryRow]:
     """What ran, verdict, accuracy, speed and acceptance, in the order of the report."""
-    return [*_what_ran(run), *_verdict(run, metrics), *_accuracy(metrics), *_speed(metrics), *_acceptance(metrics)]
+    return [*_what_ran(run), *_verdict(run, metrics), *_accuracy(run, metrics), *_speed(metrics), *_acceptance(metrics)]
 
 
 def _what_ran(run: RunRecord) -> list[SummaryRow]:
@@ -59,8 +63,22 @@ def _losslessness(check: LosslessnessCheck | None) -> list[SummaryRow]:
     return [SummaryRow("Losslessness", losslessness_sentence(check).replace("**", ""), level)]
 
 
-def _accuracy(metrics: dict) -> list[SummaryRow]:
-    accuracy = metrics["eval"]
+def _accuracy(run: RunRecord, metrics: dict) -> list[SummaryRow]:
+    rows = [*_counted(metrics["eval"]), *_own_results(run.task_results)]
+    return [*rows[:-1], replace(rows[-1], is_section_end=True)] if rows else []
+
+
+def _own_results(results: Sequence[TaskResult]) -> list[SummaryRow]:
+    """What the eval computed itself, as far as it is little."""
+    shown = [
+        SummaryRow(f"  {one.task}", f"{decimal(one.value, 4)} {one.metric}, {one.filter}")
+        for one in results[:MOST_RESULTS_SHOWN]
+    ]
+    left_out = len(results) - len(shown)
+    return [*shown, *([SummaryRow("", f"{left_out} more in the report")] if left_out else [])]
+
+
+def _counted(accuracy: dict) -> list[SummaryRow]:
     if accuracy["total"] is None:
         return []
     value = f"{percent_of(accuracy['correct'], accuracy['total'])} by {accuracy['scorer']}"
@@ -71,7 +89,7 @@ def _accuracy(metrics: dict) -> list[SummaryRow]:
             SummaryRow(f"  {dimension_title(dimension)} {name}", percent_of(entry["correct"], entry["total"]))
             for name, entry in entries.items()
         ]
-    return [*rows[:-1], replace(rows[-1], is_section_end=True)]
+    return rows
 
 
 def _speed(metrics: dict) -> list[SummaryRow]:

@@ -4,6 +4,7 @@ counts is joined to the records."""
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -389,6 +390,12 @@ def test_shots_of_a_local_file_need_their_own(gsm8k: Callable[..., Task]) -> Non
     with pytest.raises(UserError, match=r"eval\.fewshot_data: gsm8k takes 5 shots"):
         gsm8k(fewshot_data=None)
     assert len(gsm8k(fewshot_data=None, num_fewshot=0, num_samples=1).samples) == 1
+
+
+def test_without_lm_eval(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    with pytest.raises(UserError, match=r"eval=lm_eval: lm-eval is not installed; pip install"):
+        load_task(build(tasks=("gsm8k",)), MODEL)
 
 
 def test_local_rows_go_with_one_task(build: Build, tmp_path: Path) -> None:

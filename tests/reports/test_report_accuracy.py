@@ -140,4 +140,6 @@ def test_an_evals_own_results_have_its_own_columns():
     text = " ".join(report_markdown(run, compute_metrics(run, scored())).split())
     assert "| gsm8k | 3.0 | strict-match | 5 | exact_match | ↑ | 0.9545 | 0.0057 | 1,319 |" in text
     assert "| gsm8k | 3.0 | flexible-extract | 5 | exact_match | ↑ | n/a | 0.0057 | 1,319 |" in text
+    labels = [(row.label, row.value) for row in summary_rows(run, compute_metrics(run, scored()))]
+    assert ("  gsm8k", "0.9545 exact_match, strict-match") in labels
     assert "Repeat" not in text.split("As the eval itself gives it")[1].split("##")[0]
