@@ -17,9 +17,12 @@ from specbench.reports.step_columns import StepColumns, step_columns
 from specbench.run_directory import EventLog, RunDirectory
 
 #: Settings that are named in a label before others, if they tell runs apart.
-_TELLING = ("spec.rejection_sample_method", "spec.faults", "cache.prefix_caching", "load.concurrency")
+_TELLING = (
+    *("spec.rejection_sample_method", "spec.faults", "cache.prefix_caching"),
+    *("load.name", "load.rate", "load.burstiness", "load.concurrency"),
+)
 #: Settings whose values speak for themselves.
-_TOLD_BY_VALUE = ("spec.rejection_sample_method",)
+_TOLD_BY_VALUE = ("spec.rejection_sample_method", "load.name")
 #: Settings that change nothing that is measured.
 SILENT_SETTINGS = (
     *("output_root", "dry_run", "strict"),

@@ -50,7 +50,7 @@ def benchmark_table(runs: Sequence[ComparedRun], changes: Sequence[PairChanges] 
     """Speed under the output check that vouches for it, drafts, positions. `changes` are those of runs[1:]."""
     most = max(run.num_speculative_tokens for run in runs)
     figures = benchmark_figures(most)
-    rows = [_check_row(runs, changes), *(_row(figure, runs, changes) for figure in figures)]
+    rows = [_check_row(runs, changes), *(_row(figure, runs, changes) for figure in figures), *_load_rows(runs, changes)]
     return ReportTable(
         name="benchmark",
         title="Benchmark",
@@ -75,6 +75,7 @@ def pull_request_table(
         rows += _dimension_rows(runs, changes, first_only=True)
     rows.append(_check_row(runs, changes))
     rows += [_row(figure, runs, changes) for figure in benchmark_figures(0 if has_joined_positions else most)]
+    rows += _load_rows(runs, changes)
     if has_joined_positions and most:
         rows.append(_text_row("Per-position acceptance (%)", runs, changes, _joined_positions))
     header = _header("Metric", runs, changes)
@@ -223,6 +224,30 @@ def _text_row(
 ) -> tuple[Cell, ...]:
     """A row of which no difference is taken."""
     return (label_cell(label), *(cell_of(run) for run in runs), *(Cell(None, "") for _ in changes))
+
+
+def _load_rows(runs: Sequence[ComparedRun], changes: Sequence[PairChanges]) -> list[tuple[Cell, ...]]:
+    """Where any run has an SLO or a timetable."""
+    rows = []
+    if any(run.metrics["load"]["goodput"]["total"] is not None for run in runs):
+        rows.append(_text_row("Goodput (req/s)", runs, changes, _goodput_cell))
+    if any(run.metrics["load"]["client_queue_ms"]["n"] for run in runs):
+        rows.append(_text_row("Mean client queueing (ms)", runs, changes, _client_queue_cell))
+    return rows
+
+
+def _goodput_cell(run: ComparedRun) -> Cell:
+    """With the share of requests; two runs may have been given different SLOs, which are among their settings."""
+    goodput = run.metrics["load"]["goodput"]
+    rate = goodput["request_per_s"]
+    if rate is None:
+        return Cell(None, NOT_MEASURED)
+    return Cell(rate, f"{hundredths(rate)} ({as_percent(goodput['share'])}%)")
+
+
+def _client_queue_cell(run: ComparedRun) -> Cell:
+    mean_ms = run.metrics["load"]["client_queue_ms"]["mean"]
+    return Cell(mean_ms, NOT_MEASURED if mean_ms is None else hundredths(mean_ms))
 
 
 def _change_cell(change: Change) -> Cell:

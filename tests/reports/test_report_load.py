@@ -6,12 +6,19 @@ import numpy as np
 import pytest
 
 from specbench.records import RequestRecord, RunRecord
+from specbench.reports.compare import compare
+from specbench.reports.compared_run import ComparedRun, run_of_log
 from specbench.reports.load_metrics import load_metrics
 from specbench.reports.markdown import report_markdown
 from specbench.reports.metrics import compute_metrics
+from specbench.reports.side_by_side import benchmark_table
 from specbench.reports.step_columns import step_columns
 from specbench.run_directory import EventLog
 from tests.reports.event_logs import make_request, make_run, make_step
+
+
+def compared(run: RunRecord, log: EventLog) -> ComparedRun:
+    return run_of_log(run, log, "runs/x")
 
 
 def run_of(load: dict, **report: float) -> RunRecord:
@@ -140,3 +147,29 @@ def test_the_report_tells_of_the_load():
 
 def test_a_run_whose_load_is_not_known_has_no_section():
     assert "## Load" not in report_markdown(make_run(2), compute_metrics(make_run(2), steady_log()))
+
+
+def test_two_runs_stand_side_by_side_with_goodput_and_queueing():
+    log = steady_log()
+    log.requests = [
+        make_request(one.request_id, arrival_s=one.arrival_s, scheduled_s=one.arrival_s - 0.5, client_queue_s=0.5,
+                     first_token_s=one.first_token_s, last_token_s=one.last_token_s, num_output_tokens=4)
+        for one in log.requests
+    ]  # fmt: skip
+    load = {"name": "poisson", "rate": 1.0}
+    run = run_of(load, slo_ttft_ms=1200.0)
+    faster = run_of(load | {"rate": 2.0})
+    runs = [compared(run, log), compared(faster, steady_log())]
+    rows = {row[0].text: [cell.text for cell in row[1:3]] for row in benchmark_table(runs).rows}
+    assert rows["Goodput (req/s)"] == ["0.20 (33.33%)", "n/a"]
+    assert rows["Mean client queueing (ms)"] == ["500.00", "n/a"]
+    plain = compared(make_run(2), steady_log())
+    assert "Goodput (req/s)" not in {row[0].text for row in benchmark_table([plain, plain]).rows}
+
+
+def test_labels_name_the_load_that_tells_runs_apart():
+    loads = ({"name": "poisson", "rate": 1.0}, {"name": "poisson", "rate": 2.0}, {"name": "offline"})
+    labels = [one.label for one in compare([compared(run_of(load), steady_log()) for load in loads[:2]]).runs]
+    assert labels == ["mtp2 (rate 1.0)", "mtp2 (rate 2.0)"]
+    labels = [one.label for one in compare([compared(run_of(load), steady_log()) for load in loads[1:]]).runs]
+    assert labels == ["mtp2 (poisson)", "mtp2 (offline)"]
