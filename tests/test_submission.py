@@ -166,3 +166,34 @@ def test_a_turn_whose_predecessor_is_not_among_the_requests_fails() -> None:
         assert submission.error is not None
         client.finished(ended(submission, error=submission.error))
         assert client.is_done
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_any_order_of_events_sends_every_request_once_and_in_time(seed: int, limit: int | None) -> None:
+    """Conversations of one to three turns by a timetable, in real time, on a target that answers when it likes."""
+    generator = np.random.default_rng(seed)
+    requests: list[GenerateRequest] = []
+    for index in range(40):
+        turns = [f"{index}-{turn}" for turn in range(generator.integers(1, 4))]
+        requests += [request(name, follows=turns[turn - 1] if turn else None) for turn, name in enumerate(turns)]
+    num_firsts = sum(one.follows is None for one in requests)
+    times = np.cumsum(generator.gamma(0.3, 0.01, num_firsts))
+    running: list[Submission] = []
+    records: list[RequestRecord] = []
+    with Client(requests, OpenLoad(limit, tuple(times.tolist())), time.perf_counter) as client:
+        while not client.is_done:
+            running += client.take()
+            assert limit is None or len(running) <= limit
+            if not running:
+                client.wait()
+            while running and generator.random() < 0.5:
+                chosen = running.pop(generator.integers(len(running)))
+                records.append(client.finished(ended(chosen)).record)
+    assert sorted(one.request_id for one in records) == sorted(one.request_id for one in requests)
+    timed = [one for one in records if one.scheduled_s is not None]
+    assert len(timed) == num_firsts
+    for one in timed:
+        assert one.client_queue_s is not None and one.scheduled_s is not None
+        assert 0 <= one.client_queue_s <= one.arrival_s - one.scheduled_s
+        assert limit is not None or one.client_queue_s == 0
