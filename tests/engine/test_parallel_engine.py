@@ -21,6 +21,7 @@ from specbench.engine.parallel_engine import ParallelEngine
 from specbench.engine.shard import Shard
 from specbench.errors import UserError
 from specbench.generate import GenerateRequest, GenerateResult
+from tests.engine.content.prompts import AUDIO_TOKENS, audio_request, clip, draw
 from tests.engine.harness import engine_config, make_engine, run, token_request
 from tests.engine.models.test_mimo import build_tiny_mimo
 from tests.engine.tiny_decoders import build_tiny_decoder
@@ -203,3 +204,13 @@ def test_a_killed_rank_ends_the_run(folders: dict[str, Path]) -> None:
             engine.step()
     engines.close()
     assert not child.is_alive()
+
+
+def test_two_ranks_hear_as_one(engines: Engines, tmp_path: Path):
+    """Clips travel to every rank, those of the output check, too."""
+    folder = build_tiny_inkling(tmp_path, has_towers=True)
+    requests = [
+        audio_request(f"r{seed}", [*draw(seed, 5), AUDIO_TOKENS.marker_id, *draw(9, seed)], [clip(seed, 12)], 10)
+        for seed in range(3)
+    ]
+    check_same(engines, folder, 3, requests, max_num_batched_tokens=16, prefix_caching=True)
