@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.engine.kernels.overlap import launch_options
+
 _BLOCK = 1024
 
 
@@ -17,7 +19,9 @@ def silu_and_multiply(gate_up: Tensor) -> Tensor:
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     output = gate_up.new_empty(num_rows, width)
     assert gate_up.is_contiguous()
-    _silu_and_multiply[(num_rows, triton.cdiv(width, _BLOCK))](gate_up, output, WIDTH=width, BLOCK=_BLOCK, num_warps=4)
+    _silu_and_multiply[(num_rows, triton.cdiv(width, _BLOCK))](
+        gate_up, output, WIDTH=width, BLOCK=_BLOCK, **launch_options(gate_up.device), num_warps=4
+    )
     return output
 
 
@@ -28,7 +32,10 @@ def silu_and_multiply_reference(gate_up: Tensor) -> Tensor:
 
 
 @triton.jit
-def _silu_and_multiply(gate_up, output, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_and_multiply(gate_up, output, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MAY_OVERLAP: tl.constexpr):
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = column < WIDTH

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels.norm import rms_norm_reference
+from specbench.engine.kernels.overlap import launch_options
 from specbench.engine.kernels.short_conv import CachedConv, conv_reference, convolve, offset_in_request
 from specbench.engine.kernels.step_rows import StepRows
 
@@ -100,6 +101,7 @@ def attention_inputs(
         HAS_TURN=turn is not None,
         KERNEL=0 if conv is None else len(conv.taps),
         IS_UNIFORM=rows is None or rows.is_uniform(num_rows),
+        **launch_options(projected.device),
         num_warps=min(max(block_heads * block_d // 256, 1), 4),
     )
     return query
@@ -159,8 +161,12 @@ def _attention_inputs(
     HAS_TURN: tl.constexpr,
     KERNEL: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
 ):
     """One row, some of its heads: queries, keys, values, in this order."""
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     KV_WIDTH: tl.constexpr = 2 * KV_HEADS * HEAD_DIM
     row = tl.program_id(0)
     head = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.engine.kernels.overlap import launch_options
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., *weight.shape] -> the same: over the last dimension, in fp32."""
@@ -46,6 +48,7 @@ def _launch(
         BLOCK=block,
         WEIGHT_ROWS=weight.numel() // width,
         HAS_DELTA=has_delta,
+        **launch_options(x.device),
         num_warps=min(max(block // 512, 1), 16),
     )
 
@@ -62,7 +65,11 @@ def _norm_row(
     BLOCK: tl.constexpr,
     WEIGHT_ROWS: tl.constexpr,
     HAS_DELTA: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
 ):
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     column = tl.arange(0, BLOCK)
     is_column = column < WIDTH

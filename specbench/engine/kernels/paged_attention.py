@@ -22,6 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.engine.kernels.overlap import launch_options
+
 _LOG2_E = math.log2(math.e)
 #: Rows times heads of one program, at most, and keys of one turn: both halved where a head takes more bytes than
 #: 128 numbers of two bytes, since tiles of queries, keys and values share a multiprocessor's memory.
@@ -174,6 +176,7 @@ def paged_attention(
         WIDTH=triton.next_power_of_2(plan.tile_rows // group + plan.tile_keys),
         BLOCK_N=plan.tile_keys,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        **launch_options(query.device),
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
     )
@@ -186,6 +189,7 @@ def paged_attention(
             HEAD_DIM=head_dim,
             BLOCK_D=_dot_width(head_dim),
             NUM_SPLITS=plan.num_splits,
+            **launch_options(query.device),
             num_warps=4 if plan.num_splits > 8 else 1,
         )
     return output
@@ -235,7 +239,11 @@ def _attend_tile(
     WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
 ):
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     ROWS: tl.constexpr = BLOCK_M // GROUP
     HEADS: tl.constexpr = KV_HEADS * GROUP
     kv_head = tl.program_id(1)
@@ -448,8 +456,12 @@ def _combine_splits(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
 ):
     """One row of one head: parts weighted by their share of the sum of exponentials."""
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     place = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
     split = tl.arange(0, NUM_SPLITS)
     d = tl.arange(0, BLOCK_D)

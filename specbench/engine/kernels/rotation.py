@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.engine.kernels.overlap import launch_options
+
 
 def rotation(positions: Tensor, inverse_frequencies: Tensor, magnitude: float) -> tuple[Tensor, Tensor]:
     """positions [T] int64, inverse_frequencies [d / 2] fp32 -> cosines and sines, the latter negative in their first
@@ -24,6 +26,7 @@ def rotation(positions: Tensor, inverse_frequencies: Tensor, magnitude: float) -
         magnitude,
         HALF=half,
         BLOCK=triton.next_power_of_2(half),
+        **launch_options(positions.device),
         num_warps=1,
     )
     return cos, signed_sin
@@ -37,7 +40,19 @@ def rotation_reference(positions: Tensor, inverse_frequencies: Tensor, magnitude
 
 
 @triton.jit
-def _rotate_row(positions, inverse_frequencies, cos, signed_sin, magnitude, HALF: tl.constexpr, BLOCK: tl.constexpr):
+def _rotate_row(
+    positions,
+    inverse_frequencies,
+    cos,
+    signed_sin,
+    magnitude,
+    HALF: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
+):
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     pair = tl.arange(0, BLOCK)
     is_pair = pair < HALF

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels.norm import rms_norm_reference
+from specbench.engine.kernels.overlap import launch_options
 from specbench.engine.kernels.step_rows import StepRows
 
 
@@ -65,6 +66,7 @@ def conv_add_norm(
         KERNEL=len(conv.taps),
         HAS_NORM=norm_weight is not None,
         IS_UNIFORM=rows.is_uniform(num_rows),
+        **launch_options(x.device),
         num_warps=min(max(block // 512, 1), 16),
     )
     return summed, normed
@@ -143,7 +145,11 @@ def _conv_add_norm_row(
     KERNEL: tl.constexpr,
     HAS_NORM: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
 ):
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0)
     channel = tl.arange(0, BLOCK)
     is_channel = channel < CHANNELS

@@ -1,0 +1,23 @@
+"""Kernels that start before the one before them has ended (programmatic dependent launch, Hopper and later).
+
+A kernel that may overlap does nothing but ask for constants before it waits; it waits in every program; and it lets the
+next kernel start at once, which waits in its turn. So whoever waits has everything that was launched before it, and the
+time between two kernels is hidden.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+
+@cache
+def may_overlap(device: torch.device) -> bool:
+    """Whether kernels of this device may."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def launch_options(device: torch.device) -> dict[str, bool]:
+    """Arguments of a launch: what the kernel is told, and what the launch is."""
+    return {"MAY_OVERLAP": True, "launch_pdl": True} if may_overlap(device) else {"MAY_OVERLAP": False}
