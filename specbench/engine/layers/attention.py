@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specbench.engine.kernels.attention import RelativeBias
@@ -25,9 +24,9 @@ class RelativeAttention:
         num_kv_heads: int,
         head_dim: int,
         # [heads * (d + d_rel) + 2 * kv_heads * d, hidden]
-        input_projection: Tensor,
+        input_projection: Linear,
         # [hidden, heads * d]
-        output_projection: Tensor,
+        output_projection: Linear,
         # over the channels of all keys, then all values
         kv_conv: ShortConv,
         # weight [heads + kv_heads, d]
@@ -64,13 +63,13 @@ class RelativeAttention:
         # x: [T, hidden]; kv_cache: [slots + 1, 2, kv_heads, d]; conv_cache: [slots + 1, 2 * kv_heads * d]
         # log_scale: [T, 1, 1] fp32, a factor of every score of a row
         num_tokens = x.shape[0]
-        projected = F.linear(x, self._input_projection)
+        projected = self._input_projection(x)
         inputs = self._inputs_on_gpu if x.is_cuda else self._inputs
         query = inputs(projected, metadata, kv_cache, conv_cache)
         relative_columns = projected[:, self._query_width : projected.shape[1] - 2 * self._kv_width]
         relative = relative_columns.view(num_tokens, self._num_heads, -1)
         attended = attention.attend(self._layer, query, kv_cache, relative, log_scale)
-        return F.linear(attended, self._output_projection)
+        return self._output_projection(attended)
 
     def _inputs(self, projected: Tensor, metadata: AttentionMetadata, kv_cache: Tensor, conv_cache: Tensor) -> Tensor:
         """Queries [T, heads, d]; stores keys, values and what they were convolved from."""
