@@ -1,17 +1,20 @@
 """Mixture of experts.
 
-Shared experts, where a model has them, are the last experts of one stack and are chosen for every token. Few tokens run
-through all experts as one wide MLP (three large operations); many are sorted by expert. Both ways give the same sums.
+Shared experts, where a model has them, are the last experts of one stack and are chosen for every token. On a CPU few
+tokens run through all experts as one wide MLP (three large operations); many are sorted by expert. On a GPU kernels
+place tokens by expert, and very many are sorted. All ways give the same sums.
 """
 
 from __future__ import annotations
 
-import sys
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from specbench.engine.kernels.experts import Choice
 
 #: Above any sigmoid plus bias: makes the router choose the shared experts always.
 _ALWAYS = 1e4
@@ -29,6 +32,10 @@ class Router(Protocol):
         """[T, hidden] -> expert ids [T, chosen], weights [T, chosen] fp32."""
         ...
 
+    def choose_on_gpu(self, x: Tensor) -> Choice:
+        """The same as the experts' kernels take it."""
+        ...
+
 
 class SoftmaxRouter:
     """Chooses experts by softmax over all of them, weighs them by it."""
@@ -44,6 +51,12 @@ class SoftmaxRouter:
         if self._is_renormalised:
             weights = weights / weights.sum(-1, keepdim=True)
         return chosen, weights
+
+    def choose_on_gpu(self, x: Tensor) -> Choice:
+        from specbench.engine.kernels.experts import choose_by_softmax
+
+        logits = F.linear(x.float(), self._weight)
+        return choose_by_softmax(logits, self.num_chosen, is_renormalised=self._is_renormalised)
 
 
 class SharedExpertRouter:
@@ -65,6 +78,11 @@ class SharedExpertRouter:
         weights = F.logsigmoid(logits.gather(1, chosen)).softmax(-1) * self._scale
         return chosen, weights
 
+    def choose_on_gpu(self, x: Tensor) -> Choice:
+        from specbench.engine.kernels.experts import choose_by_sigmoid
+
+        return choose_by_sigmoid(F.linear(x.float(), self._weight), self._bias, self._scale, self.num_chosen)
+
 
 class MixtureOfExperts:
     """sum over chosen experts of weight * down(silu(gate(x)) * up(x))."""
@@ -79,16 +97,25 @@ class MixtureOfExperts:
         wasted_macs = max((self._num_experts - router.num_chosen) * 3 * self._width * hidden, 1)
         #: Most tokens that run through all experts.
         self._max_dense_tokens = _MAX_WASTED_MACS // wasted_macs
-        if gate_up.is_cuda and gate_up.dtype != torch.bfloat16:
-            # There grouped products exist in bf16 alone; in other types they wait for the device.
-            self._max_dense_tokens = sys.maxsize
 
     def __call__(self, x: Tensor) -> Tensor:
         # x: [T, hidden]
+        if x.is_cuda:
+            return self._on_gpu(x)
         chosen, weights = self._router(x)
         if x.shape[0] <= self._max_dense_tokens:
             return self.dense(x, chosen, weights)
         return self.grouped(x, chosen, weights)
+
+    def _on_gpu(self, x: Tensor) -> Tensor:
+        from specbench.engine.kernels.experts import MAX_ROWS, run_experts
+
+        if len(x) > MAX_ROWS and x.dtype == torch.bfloat16:  # in which alone torch has grouped products
+            return self.grouped(x, *self._router(x))
+        outputs = [
+            run_experts(rows, self._router.choose_on_gpu(rows), self._gate_up, self._down) for rows in x.split(MAX_ROWS)
+        ]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def dense(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Every expert for every token; those not chosen weigh nothing."""

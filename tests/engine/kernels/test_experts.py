@@ -1,0 +1,85 @@
+"""Experts chosen and run equal plain torch: in Triton's interpreter on a CPU, and on a GPU in both dtypes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+from specbench.engine.kernels.experts import (
+    Choice,
+    choose_by_sigmoid,
+    choose_by_sigmoid_reference,
+    choose_by_softmax,
+    choose_by_softmax_reference,
+    run_experts,
+    run_experts_reference,
+)
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+
+
+def assert_same_choice(choice: Choice, expected: Choice) -> None:
+    order, expected_order = choice.experts.argsort(1), expected.experts.argsort(1)
+    assert torch.equal(choice.experts.long().gather(1, order), expected.experts.gather(1, expected_order))
+    torch.testing.assert_close(
+        choice.weights.gather(1, order), expected.weights.gather(1, expected_order), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("is_renormalised", [False, True])
+def test_choice_by_softmax(is_renormalised: bool) -> None:
+    logits = torch.randn(5, 19, device=DEVICE) * 3
+    assert_same_choice(
+        choose_by_softmax(logits, 3, is_renormalised=is_renormalised),
+        choose_by_softmax_reference(logits, 3, is_renormalised=is_renormalised),
+    )
+
+
+@pytest.mark.parametrize("shift", [0.0, -500.0])
+def test_choice_by_sigmoid(shift: float) -> None:
+    logits, bias = torch.randn(5, 12, device=DEVICE) * 3, torch.randn(12, device=DEVICE)
+    bias[-2:] = 1e4
+    logits[0] += shift
+    scale = torch.tensor([1.7], device=DEVICE)
+    if shift:
+        logits[0], bias[:10] = shift, torch.arange(10)
+    choice = choose_by_sigmoid(logits, bias, scale, 5)
+    assert_same_choice(choice, choose_by_sigmoid_reference(logits, bias, scale, 5))
+    assert ((choice.experts >= 10).sum(1) == 2).all()
+
+
+def test_ties_go_to_the_lowest_expert() -> None:
+    choice = choose_by_softmax(torch.zeros(1, 6, device=DEVICE), 2, is_renormalised=True)
+    assert choice.experts.tolist() == [[0, 1]]
+
+
+def check_run(num_rows: int, num_experts: int, num_chosen: int, width: int, hidden: int, dtype: torch.dtype) -> None:
+    x = torch.randn(num_rows, hidden).to(DEVICE, dtype)
+    gate_up = (torch.randn(num_experts, 2 * width, hidden) / hidden**0.5).to(DEVICE, dtype)
+    down = (torch.randn(num_experts, width, hidden) / width**0.5).to(DEVICE, dtype)
+    # Some experts are popular, some are never chosen.
+    logits = torch.randn(num_rows, num_experts, device=DEVICE) + torch.linspace(0, 6, num_experts, device=DEVICE)
+    choice = choose_by_softmax(logits, num_chosen, is_renormalised=True)
+    torch.use_deterministic_algorithms(True)  # outputs are NaN until they are written
+    try:
+        output = run_experts(x, choice, gate_up, down)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    expected = run_experts_reference(x.double(), choice, gate_up.double(), down.double())
+    assert output.isfinite().all()
+    assert float((output.double() - expected).norm() / expected.norm()) < (1e-6 if dtype == torch.float32 else 8e-3)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 47])
+def test_run(num_rows: int) -> None:
+    check_run(num_rows, 6, 3, 20, 36, torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_rows", [1, 2, 16, 144, 576, 1000])
+def test_run_on_a_gpu(num_rows: int, dtype: torch.dtype) -> None:
+    check_run(num_rows, 66, 8, 256, 512, dtype)
