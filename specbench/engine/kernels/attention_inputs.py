@@ -69,7 +69,8 @@ def attention_inputs(
     num_all = shape.num_heads + 2 * shape.num_kv_heads
     block_heads = min(_BLOCK_HEADS, triton.next_power_of_2(num_all))
     block_d = triton.next_power_of_2(shape.head_dim)
-    assert projected.is_contiguous() and kv_cache.is_contiguous()
+    assert projected.is_contiguous() and kv_cache.is_contiguous() and slot_mapping.is_contiguous()
+    assert conv is None or conv.is_contiguous
     assert turn is None or conv is None, "what a head is paired with would have to be convolved, too"
     assert (conv is None) == (rows is None)
     none = projected

@@ -138,6 +138,8 @@ def paged_attention(
         lse = query.new_empty((num_rows, num_heads, plan.num_splits), dtype=torch.float32)
     of_relative = relative or RelativeTerm(query, query)
     assert query.stride(1) == head_dim and query.stride(2) == 1 and kv_cache.is_contiguous()
+    assert batch.block_table.stride(1) == 1 and batch.query_start_loc.is_contiguous()
+    assert batch.first_position.is_contiguous() and (batch.num_live is None or batch.num_live.is_contiguous())
     _attend_tile[(plan.num_tiles, num_kv_heads, plan.num_splits)](
         query,
         kv_cache,

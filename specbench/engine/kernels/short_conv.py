@@ -33,6 +33,11 @@ class CachedConv:
     # [T * kernel] int64, oldest first
     tap_slots: Tensor
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether a kernel can walk over all of it."""
+        return all(part.is_contiguous() for part in (self.taps, self.cache, self.slot_mapping, self.tap_slots))
+
 
 def conv_add_norm(
     x: Tensor, residual: Tensor, conv: CachedConv, rows: StepRows, norm_weight: Tensor | None, eps: float
@@ -44,7 +49,7 @@ def conv_add_norm(
     num_rows, channels = x.shape
     summed = torch.empty_like(x)
     normed = summed if norm_weight is None else torch.empty_like(x)
-    assert x.is_contiguous() and residual.is_contiguous() and conv.cache.is_contiguous()
+    assert x.is_contiguous() and residual.is_contiguous() and conv.is_contiguous
     block = triton.next_power_of_2(channels)
     _conv_add_norm_row[(num_rows,)](
         x,

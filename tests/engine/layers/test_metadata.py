@@ -60,6 +60,8 @@ def test_slots_and_keys_are_what_their_definition_says(
     for group, spec in enumerate(target.cache_groups()):
         expected = [slot_of(sequences, group, request, position) for request, position in rows]
         assert metadata.slot_mapping[spec.name].tolist() == expected
+        # Kernels walk over the slots by row number alone.
+        assert metadata.slot_mapping[spec.name].is_contiguous()
         if spec.kind == "short_conv":
             taps = [slot_of(sequences, group, request, p - back) for request, p in rows for back in (3, 2, 1, 0)]
             assert metadata.tap_slots[spec.name].tolist() == taps
