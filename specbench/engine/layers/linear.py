@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""A matrix and its bias: plain, packed for a CPU, or in FP8 on a GPU."""
-=======
-"""A matrix and its bias: plain, packed for a CPU, or with a kernel of its own for few rows on a GPU."""
->>>>>>> 67c8a27 (Linear layers of few rows by the kernel of their own)
+"""A matrix and its bias: plain, packed for a CPU, or on a GPU in FP8 or with a kernel of its own for few rows."""
 
 from __future__ import annotations
 
@@ -65,7 +61,6 @@ class PackedLinear(Linear):
         return start, start + torch.ops.mkldnn._nbytes(self._weight)
 
 
-<<<<<<< HEAD
 @dataclass(frozen=True, slots=True)
 class Fp8Matrix:
     """A weight as codes and scales."""
@@ -95,12 +90,6 @@ class Fp8Linear(Linear):
         return self(x).to(torch.float32)
 
 
-def make_linear(weight: Tensor | Fp8Matrix, bias: Tensor | None = None) -> Linear:
-    """Packed where that can be done and pays."""
-    if isinstance(weight, Fp8Matrix):
-        return Fp8Linear(weight, bias)
-    is_packed = can_pack(weight.numel(), weight.dtype, weight.device)
-=======
 class SkinnyLinear(Linear):
     """The same on a GPU whose kernels may overlap: the products of few rows, which wait for the matrix, ask for it
     while the kernel before them still runs."""
@@ -119,12 +108,13 @@ class SkinnyLinear(Linear):
         return skinny_linear.skinny_linear(x, self._weight, self._counters, self._bias)
 
 
-def make_linear(weight: Tensor, bias: Tensor | None = None, *, packs: bool = True) -> Linear:
+def make_linear(weight: Tensor | Fp8Matrix, bias: Tensor | None = None, *, packs: bool = True) -> Linear:
     """The fastest form on the weight's device. `packs`: packed on a CPU where that can be done and pays."""
+    if isinstance(weight, Fp8Matrix):
+        return Fp8Linear(weight, bias)
     if weight.is_cuda:
         return SkinnyLinear(weight, bias) if _is_skinny(weight) else Linear(weight, bias)
     is_packed = packs and can_pack(weight.numel(), weight.dtype, weight.device)
->>>>>>> 67c8a27 (Linear layers of few rows by the kernel of their own)
     return PackedLinear(weight, bias) if is_packed else Linear(weight, bias)
 
 
