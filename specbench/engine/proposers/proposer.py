@@ -17,6 +17,7 @@ from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.features import StepFeatures
 from specbench.engine.models.target import TargetModel
 from specbench.engine.sampling.drafting import DraftSampling
+from specbench.engine.sampling.sampler import greedy_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class DraftBatch:
     def sample_draft(self, index: int, logits: torch.Tensor) -> torch.Tensor:
         """Choose draft `index` of every request from fp32 logits [num_requests, vocab], write it and return it,
         [num_requests] int64: the argmax (ties: lowest id), or a draw whose probabilities verification will find."""
-        token_ids = logits.argmax(dim=-1) if self.sampling is None else self.sampling.draw(index, logits)
+        token_ids = greedy_ids(logits) if self.sampling is None else self.sampling.draw(index, logits)
         self.write_draft(index, token_ids)
         return token_ids
 

@@ -79,12 +79,24 @@ def sample(processed: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
     A greedy tie goes to the lowest id. At a temperature the sample is argmax(logit - log E), E an Exp(1) variate keyed
     by (request key, position, id): the Gumbel-max draw from the softmax.
     """
-    greedy_ids = processed.argmax(dim=-1)
     if rows is None or rows.temperature is None:
-        return greedy_ids
+        return greedy_ids(processed)
+    if processed.is_cuda:
+        from specbench.engine.kernels.sampling import NoiseRows, best_ids
+
+        return best_ids(processed, NoiseRows(rows.keys, rows.positions, rows.temperature, TARGET_SAMPLE))
     ids = spread_ids(processed.shape[-1], processed.device)
-    sampled_ids = torch.empty_like(greedy_ids)
+    sampled_ids = torch.empty(len(processed), dtype=torch.int64, device=processed.device)
     for part in row_chunks(processed):
         noise = exponential_noise(rows.keys[part], rows.positions[part], TARGET_SAMPLE, ids)
         sampled_ids[part] = torch.sub(processed[part], noise.log_(), out=noise).argmax(dim=-1)
-    return torch.where(rows.temperature == 0, greedy_ids, sampled_ids)
+    return torch.where(rows.temperature == 0, greedy_ids(processed), sampled_ids)
+
+
+def greedy_ids(logits: torch.Tensor) -> torch.Tensor:
+    """The argmax of each row of [num_rows, vocab], int64 [num_rows]; a tie goes to the lowest id."""
+    if logits.is_cuda and logits.dtype == torch.float32:
+        from specbench.engine.kernels.sampling import best_ids
+
+        return best_ids(logits)
+    return logits.argmax(dim=-1)

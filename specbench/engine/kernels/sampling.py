@@ -1,0 +1,268 @@
+"""Sampling and matching on a GPU: a token from each row's logits, and how many drafts of each request survive.
+
+The arithmetic of the noise is that of sampling/noise.py, bit by bit up to the logarithms.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specbench.engine.kernels.overlap import launch_options
+
+#: Logits of one program.
+_CHUNK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseRows:
+    """What the noise of each row depends on; rows at temperature 0 have none."""
+
+    # [R] int64
+    keys: Tensor
+    # [R] int64
+    positions: Tensor
+    # [R] fp32
+    temperature: Tensor
+    #: Of all rows.
+    stream: int
+
+
+def best_ids(logits: Tensor, noise: NoiseRows | None = None) -> Tensor:
+    """logits [R, vocab] fp32 -> int64 [R]: the argmax of each row (ties: lowest id), of logit - log(Exp(1) variate)
+    where the row has a temperature."""
+    num_rows, num_ids = logits.shape
+    num_chunks = triton.cdiv(num_ids, _CHUNK)
+    values = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=logits.device)
+    places = torch.empty(num_rows, num_chunks, dtype=torch.int32, device=logits.device)
+    ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+    assert logits.stride(1) == 1
+    options = launch_options(logits.device)
+    _best_of_chunk[(num_rows, num_chunks)](
+        logits,
+        logits if noise is None else noise.keys,
+        logits if noise is None else noise.positions,
+        logits if noise is None else noise.temperature,
+        values,
+        places,
+        0 if noise is None else noise.stream,
+        logits.stride(0),
+        num_chunks,
+        NUM_IDS=num_ids,
+        BLOCK=_CHUNK,
+        HAS_NOISE=noise is not None,
+        **options,
+        num_warps=8,
+    )
+    _best_of_row[(num_rows,)](
+        values,
+        places,
+        ids,
+        NUM_IDS=num_ids,
+        NUM_CHUNKS=num_chunks,
+        BLOCK=triton.next_power_of_2(num_chunks),
+        **options,
+        num_warps=1,
+    )
+    return ids
+
+
+def match_samples(
+    sampled_ids: Tensor, draft_ids: Tensor, num_drafts: Tensor, samples: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """sampled_ids [B, k + 1], draft_ids [B, k], num_drafts [B], samples [B], all int64 -> drafts accepted, tokens
+    sampled and drafts there were, int64 [B] each."""
+    counts = samples.new_empty(3, len(samples))
+    _accept_drafts[(len(samples),)](
+        sampled_ids,
+        draft_ids,
+        num_drafts,
+        samples,
+        samples,
+        samples,
+        samples,
+        sampled_ids,
+        counts,
+        len(samples),
+        0,
+        K=draft_ids.shape[1],
+        BLOCK=triton.next_power_of_2(draft_ids.shape[1]),
+        HAS_COINS=False,
+        **launch_options(samples.device),
+        num_warps=1,
+    )
+    accepted, num_sampled, num_drafted = counts.unbind(0)
+    return accepted, num_sampled, num_drafted
+
+
+@dataclass(frozen=True, slots=True)
+class CoinRows:
+    """What the coins of each request's window depend on."""
+
+    # [B] int64
+    keys: Tensor
+    # [B] int64
+    start: Tensor
+    #: Of row j of a window: j * num_purposes + purpose.
+    purpose: int
+    num_purposes: int
+
+
+def flip_coins(
+    sampled_ids: Tensor, draft_ids: Tensor, num_drafts: Tensor, samples: Tensor, rates: Tensor, coins: CoinRows
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same with coins in place of samples; rates [k] fp32 are those of sampling/verification.py. First comes what
+    is emitted, int64 [B, k + 1]: the drafts accepted, then samples."""
+    counts = samples.new_empty(3, len(samples))
+    token_ids = torch.empty_like(sampled_ids)
+    _accept_drafts[(len(samples),)](
+        sampled_ids,
+        draft_ids,
+        num_drafts,
+        samples,
+        coins.keys,
+        coins.start,
+        rates,
+        token_ids,
+        counts,
+        len(samples),
+        coins.purpose,
+        K=draft_ids.shape[1],
+        BLOCK=triton.next_power_of_2(draft_ids.shape[1] + 1),
+        HAS_COINS=True,
+        PURPOSES=coins.num_purposes,
+        **launch_options(samples.device),
+        num_warps=1,
+    )
+    accepted, num_sampled, num_drafted = counts.unbind(0)
+    return token_ids, accepted, num_sampled, num_drafted
+
+
+@triton.jit
+def _mix(x):
+    """The 32-bit finaliser of MurmurHash3."""
+    x = (x ^ (x >> 16)) * tl.full([], 0x85EBCA6B, tl.uint32)
+    x = (x ^ (x >> 13)) * tl.full([], 0xC2B2AE35, tl.uint32)
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _uniform(key, position, stream, ids):
+    """Variates in (0, 1) of 64-bit keys, positions, streams and 32-bit ids, as sampling/noise.py has them."""
+    golden = tl.full([], 0x9E3779B1, tl.uint32)
+    spread = _mix(stream.to(tl.uint32) * golden)
+    low = _mix(key.to(tl.uint32) ^ _mix((position * 2 + 1).to(tl.uint32) ^ spread))
+    high = _mix((key >> 32).to(tl.uint32) ^ _mix(position.to(tl.uint32) ^ spread))
+    bits = _mix(_mix((ids.to(tl.uint32) * golden) ^ low) ^ high) & tl.full([], 0x7FFFFFFF, tl.uint32)
+    return tl.minimum((bits.to(tl.int32).to(tl.float32) + 0.5) * 4.656612873077393e-10, 0.9999999403953552)
+
+
+@triton.jit(do_not_specialize=("stream", "num_chunks"))
+def _best_of_chunk(
+    logits,
+    keys,
+    positions,
+    temperature,
+    values,
+    places,
+    stream,
+    stride,
+    num_chunks,
+    NUM_IDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_NOISE: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
+):
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    ids = chunk * BLOCK + tl.arange(0, BLOCK)
+    scores = tl.load(logits + row * stride + ids, mask=ids < NUM_IDS, other=float("-inf"))
+    if HAS_NOISE:  # noqa: SIM102
+        if tl.load(temperature + row) != 0:
+            u = _uniform(tl.load(keys + row), tl.load(positions + row), stream, ids)
+            # -log1p(-u), which plain log would round to 0 for small u; those decide.
+            rest = 1.0 - u
+            variate = tl.where(rest == 1.0, u, -tl.log(rest) * (u / (1.0 - rest)))
+            scores = scores - tl.log(variate)
+    best = tl.max(scores, 0)
+    place = tl.min(tl.where(scores == best, ids, NUM_IDS), 0)
+    tl.store(values + row * num_chunks + chunk, best)
+    tl.store(places + row * num_chunks + chunk, place)
+
+
+@triton.jit
+def _best_of_row(
+    values,
+    places,
+    ids,
+    NUM_IDS: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
+):
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, BLOCK)
+    is_chunk = chunk < NUM_CHUNKS
+    value = tl.load(values + row * NUM_CHUNKS + chunk, mask=is_chunk, other=float("-inf"))
+    place = tl.load(places + row * NUM_CHUNKS + chunk, mask=is_chunk, other=2147483647)
+    best = tl.min(tl.where(value == tl.max(value, 0), place, 2147483647), 0)
+    # Logits that are no numbers have no largest: any id that exists will do.
+    tl.store(ids + row, tl.where(best >= NUM_IDS, 0, best).to(tl.int64))
+
+
+@triton.jit(do_not_specialize=("num_requests", "purpose"))
+def _accept_drafts(
+    sampled_ids,
+    draft_ids,
+    num_drafts,
+    samples,
+    keys,
+    start,
+    rates,
+    token_ids,
+    counts,
+    num_requests,
+    purpose,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_COINS: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
+    PURPOSES: tl.constexpr = 1,
+):
+    """One request's window."""
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    request = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    is_column = column < K
+    draft = tl.load(draft_ids + request * K + column, mask=is_column, other=-1)
+    sampled = tl.load(sampled_ids + request * (K + 1) + column, mask=column <= K, other=0)
+    is_drafted = (draft >= 0) & (column < tl.load(num_drafts + request))
+    if HAS_COINS:
+        rate = tl.load(rates + column, mask=is_column, other=0.0)
+        before = tl.load(rates + column - 1, mask=is_column & (column > 0), other=1.0)
+        chance = tl.where(before > 0, tl.math.div_rn(rate, tl.where(before > 0, before, 1.0)), 0.0)
+        coin = _uniform(tl.load(keys + request), tl.load(start + request), column * PURPOSES + purpose, column * 0)
+        is_accepted = is_drafted & (coin < chance)
+    else:
+        is_accepted = is_drafted & (draft == sampled)
+    accepted = tl.min(tl.where(is_column & is_accepted, K, tl.minimum(column, K)), 0).to(tl.int64)
+    tl.store(counts + request, accepted)
+    tl.store(counts + num_requests + request, accepted + tl.load(samples + request))
+    tl.store(counts + 2 * num_requests + request, tl.sum(is_drafted.to(tl.int64), 0))
+    if HAS_COINS:
+        emitted = tl.where(column < accepted, draft, sampled)
+        tl.store(token_ids + request * (K + 1) + column, emitted, mask=column <= K)
