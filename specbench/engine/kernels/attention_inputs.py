@@ -133,7 +133,11 @@ def attention_inputs_reference(
     return turned[:, : shape.num_heads]
 
 
-@triton.jit(do_not_specialize=("scratch_slot", "conv_scratch_slot", "num_reqs", "max_rows"))
+# Index tensors are parts of others and begin wherever: one compiled kernel takes them all.
+@triton.jit(
+    do_not_specialize=("scratch_slot", "conv_scratch_slot", "num_reqs", "max_rows"),
+    do_not_specialize_on_alignment=("slot_mapping", "conv_slot_mapping", "tap_slots", "query_start_loc"),
+)
 def _attention_inputs(
     projected,
     query,

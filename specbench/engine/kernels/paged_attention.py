@@ -34,7 +34,7 @@ _MAX_HEAD_BYTES = 256
 _FULL_GRID = 256
 #: More programs than this run at once only where each takes less of a multiprocessor's memory.
 _MANY_PROGRAMS = 384
-_MAX_SPLITS = 32
+_MAX_SPLITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,11 @@ def _dot_width(width: int) -> int:
     return max(16, triton.next_power_of_2(width))
 
 
-@triton.jit(do_not_specialize=("num_reqs", "num_splits", "table_stride"))
+# Index tensors are parts of others and begin wherever: one compiled kernel takes them all.
+@triton.jit(
+    do_not_specialize=("num_reqs", "num_splits", "table_stride"),
+    do_not_specialize_on_alignment=("block_table", "query_start_loc", "first_position", "num_live", "log_scale"),
+)
 def _attend_tile(
     query,
     kv_cache,

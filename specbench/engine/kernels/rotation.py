@@ -39,7 +39,7 @@ def rotation_reference(positions: Tensor, inverse_frequencies: Tensor, magnitude
     return torch.cat((cos, cos), 1)[:, None], torch.cat((-sin, sin), 1)[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=("positions",))
 def _rotate_row(
     positions,
     inverse_frequencies,

@@ -163,7 +163,9 @@ def _uniform(key, position, stream, ids):
     return tl.minimum((bits.to(tl.int32).to(tl.float32) + 0.5) * 4.656612873077393e-10, 0.9999999403953552)
 
 
-@triton.jit(do_not_specialize=("stream", "num_chunks"))
+@triton.jit(
+    do_not_specialize=("stream", "num_chunks"), do_not_specialize_on_alignment=("keys", "positions", "temperature")
+)
 def _best_of_chunk(
     logits,
     keys,
@@ -222,7 +224,20 @@ def _best_of_row(
     tl.store(ids + row, tl.where(best >= NUM_IDS, 0, best).to(tl.int64))
 
 
-@triton.jit(do_not_specialize=("num_requests", "purpose"))
+@triton.jit(
+    do_not_specialize=("num_requests", "purpose"),
+    do_not_specialize_on_alignment=(
+        "sampled_ids",
+        "draft_ids",
+        "num_drafts",
+        "samples",
+        "keys",
+        "start",
+        "rates",
+        "token_ids",
+        "counts",
+    ),
+)
 def _accept_drafts(
     sampled_ids,
     draft_ids,

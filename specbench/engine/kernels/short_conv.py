@@ -129,7 +129,11 @@ def convolve(
     return total, own
 
 
-@triton.jit(do_not_specialize=("scratch_slot", "num_reqs", "max_rows"))
+# Index tensors are parts of others and begin wherever: one compiled kernel takes them all.
+@triton.jit(
+    do_not_specialize=("scratch_slot", "num_reqs", "max_rows"),
+    do_not_specialize_on_alignment=("slot_mapping", "tap_slots", "query_start_loc"),
+)
 def _conv_add_norm_row(
     x,
     residual,

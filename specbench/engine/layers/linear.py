@@ -1,4 +1,4 @@
-"""A matrix and its bias: plain, packed for a CPU, or on a GPU in FP8 or with a kernel of its own for few rows."""
+"""A matrix and its bias: plain, packed for a CPU, or in FP8 on a GPU."""
 
 from __future__ import annotations
 
@@ -90,39 +90,12 @@ class Fp8Linear(Linear):
         return self(x).to(torch.float32)
 
 
-class SkinnyLinear(Linear):
-    """The same on a GPU whose kernels may overlap: the products of few rows, which wait for the matrix, ask for it
-    while the kernel before them still runs."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        from specbench.engine.kernels.skinny_linear import skinny_counters
-
-        super().__init__(weight.contiguous(), bias)
-        self._counters = skinny_counters(len(weight), weight.device)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        from specbench.engine.kernels import skinny_linear
-
-        if len(x) > skinny_linear.MAX_ROWS:
-            return super().__call__(x)
-        return skinny_linear.skinny_linear(x, self._weight, self._counters, self._bias)
-
-
-def make_linear(weight: Tensor | Fp8Matrix, bias: Tensor | None = None, *, packs: bool = True) -> Linear:
-    """The fastest form on the weight's device. `packs`: packed on a CPU where that can be done and pays."""
+def make_linear(weight: Tensor | Fp8Matrix, bias: Tensor | None = None) -> Linear:
+    """Packed where that can be done and pays."""
     if isinstance(weight, Fp8Matrix):
         return Fp8Linear(weight, bias)
-    if weight.is_cuda:
-        return SkinnyLinear(weight, bias) if _is_skinny(weight) else Linear(weight, bias)
-    is_packed = packs and can_pack(weight.numel(), weight.dtype, weight.device)
+    is_packed = can_pack(weight.numel(), weight.dtype, weight.device)
     return PackedLinear(weight, bias) if is_packed else Linear(weight, bias)
-
-
-def _is_skinny(weight: Tensor) -> bool:
-    from specbench.engine.kernels.overlap import may_overlap
-    from specbench.engine.kernels.skinny_linear import can_skinny
-
-    return weight.dtype == torch.bfloat16 and may_overlap(weight.device) and can_skinny(*weight.shape)
 
 
 def can_pack(num_elements: int, dtype: torch.dtype, device: torch.device) -> bool:

@@ -19,7 +19,7 @@ from specbench.engine.layers.attention import RelativeAttention
 from specbench.engine.layers.attention_backends.backend import AttentionBackend, AttentionPass
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.embedding import Embedding, LogitsHead
-from specbench.engine.layers.linear import Linear, make_linear
+from specbench.engine.layers.linear import Linear
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.mlp import GatedMLP, deinterleave
 from specbench.engine.layers.moe import MixtureOfExperts, SharedExpertRouter
@@ -89,10 +89,7 @@ class InklingBlock:
             self._mlp = _read_experts(config, weights, prefix + "mlp.")
         else:
             gate_up = deinterleave(weights.read(prefix + "mlp.w13_dn.weight"))
-            self._mlp = GatedMLP(
-                make_linear(gate_up, packs=False),
-                make_linear(weights.read(prefix + "mlp.w2_md.weight"), packs=False),
-            )
+            self._mlp = GatedMLP(Linear(gate_up), Linear(weights.read(prefix + "mlp.w2_md.weight")))
             scale = weights.read(prefix + "mlp.global_scale", torch.float32)
         self._mlp_conv = ShortConv(weights.read(prefix + "mlp_sconv.weight", torch.float32), scale)
 
@@ -111,11 +108,10 @@ class InklingBlock:
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
-            input_projection=make_linear(
-                weights.read_rows([prefix + f"{name}.weight" for name in ("wq_du", "wr_du", "wk_dv", "wv_dv")]),
-                packs=False,
+            input_projection=Linear(
+                weights.read_rows([prefix + f"{name}.weight" for name in ("wq_du", "wr_du", "wk_dv", "wv_dv")])
             ),
-            output_projection=make_linear(weights.read(prefix + "wo_ud.weight"), packs=False),
+            output_projection=Linear(weights.read(prefix + "wo_ud.weight")),
             kv_conv=ShortConv(kv_conv),
             head_norm=RMSNorm(head_norm, config.rms_norm_eps),
             bias=RelativeBias(weights.read(prefix + "rel_logits_proj.proj"), is_masked_beyond=window is not None),
@@ -308,7 +304,7 @@ class InklingModule:
         #: weight [2, hidden]: the previous hidden, then the embedding
         self._input_norm = RMSNorm(norms, config.rms_norm_eps)
         #: [hidden, 2 * hidden]
-        self._input_projection = make_linear(weights.read(prefix + "input_proj.weight"), packs=False)
+        self._input_projection = Linear(weights.read(prefix + "input_proj.weight"))
         shape = config.attention(config.local_modules[module])
         self.block = InklingBlock(
             config,
