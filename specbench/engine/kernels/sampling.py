@@ -1,4 +1,4 @@
-"""Sampling and matching on a GPU: a token from each row's logits, and how many drafts of each request survive.
+"""Sampling on a GPU: a token from each row's logits, its noise made where it is used.
 
 The arithmetic of the noise is that of sampling/noise.py, bit by bit up to the logarithms.
 """
@@ -71,77 +71,6 @@ def best_ids(logits: Tensor, noise: NoiseRows | None = None) -> Tensor:
         num_warps=1,
     )
     return ids
-
-
-def match_samples(
-    sampled_ids: Tensor, draft_ids: Tensor, num_drafts: Tensor, samples: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """sampled_ids [B, k + 1], draft_ids [B, k], num_drafts [B], samples [B], all int64 -> drafts accepted, tokens
-    sampled and drafts there were, int64 [B] each."""
-    counts = samples.new_empty(3, len(samples))
-    _accept_drafts[(len(samples),)](
-        sampled_ids,
-        draft_ids,
-        num_drafts,
-        samples,
-        samples,
-        samples,
-        samples,
-        sampled_ids,
-        counts,
-        len(samples),
-        0,
-        K=draft_ids.shape[1],
-        BLOCK=triton.next_power_of_2(draft_ids.shape[1]),
-        HAS_COINS=False,
-        **launch_options(samples.device),
-        num_warps=1,
-    )
-    accepted, num_sampled, num_drafted = counts.unbind(0)
-    return accepted, num_sampled, num_drafted
-
-
-@dataclass(frozen=True, slots=True)
-class CoinRows:
-    """What the coins of each request's window depend on."""
-
-    # [B] int64
-    keys: Tensor
-    # [B] int64
-    start: Tensor
-    #: Of row j of a window: j * num_purposes + purpose.
-    purpose: int
-    num_purposes: int
-
-
-def flip_coins(
-    sampled_ids: Tensor, draft_ids: Tensor, num_drafts: Tensor, samples: Tensor, rates: Tensor, coins: CoinRows
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same with coins in place of samples; rates [k] fp32 are those of sampling/verification.py. First comes what
-    is emitted, int64 [B, k + 1]: the drafts accepted, then samples."""
-    counts = samples.new_empty(3, len(samples))
-    token_ids = torch.empty_like(sampled_ids)
-    _accept_drafts[(len(samples),)](
-        sampled_ids,
-        draft_ids,
-        num_drafts,
-        samples,
-        coins.keys,
-        coins.start,
-        rates,
-        token_ids,
-        counts,
-        len(samples),
-        coins.purpose,
-        K=draft_ids.shape[1],
-        BLOCK=triton.next_power_of_2(draft_ids.shape[1] + 1),
-        HAS_COINS=True,
-        PURPOSES=coins.num_purposes,
-        **launch_options(samples.device),
-        num_warps=1,
-    )
-    accepted, num_sampled, num_drafted = counts.unbind(0)
-    return token_ids, accepted, num_sampled, num_drafted
 
 
 @triton.jit
@@ -222,62 +151,3 @@ def _best_of_row(
     best = tl.min(tl.where(value == tl.max(value, 0), place, 2147483647), 0)
     # Logits that are no numbers have no largest: any id that exists will do.
     tl.store(ids + row, tl.where(best >= NUM_IDS, 0, best).to(tl.int64))
-
-
-@triton.jit(
-    do_not_specialize=("num_requests", "purpose"),
-    do_not_specialize_on_alignment=(
-        "sampled_ids",
-        "draft_ids",
-        "num_drafts",
-        "samples",
-        "keys",
-        "start",
-        "rates",
-        "token_ids",
-        "counts",
-    ),
-)
-def _accept_drafts(
-    sampled_ids,
-    draft_ids,
-    num_drafts,
-    samples,
-    keys,
-    start,
-    rates,
-    token_ids,
-    counts,
-    num_requests,
-    purpose,
-    K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    HAS_COINS: tl.constexpr,
-    MAY_OVERLAP: tl.constexpr,
-    PURPOSES: tl.constexpr = 1,
-):
-    """One request's window."""
-    if MAY_OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    request = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    is_column = column < K
-    draft = tl.load(draft_ids + request * K + column, mask=is_column, other=-1)
-    sampled = tl.load(sampled_ids + request * (K + 1) + column, mask=column <= K, other=0)
-    is_drafted = (draft >= 0) & (column < tl.load(num_drafts + request))
-    if HAS_COINS:
-        rate = tl.load(rates + column, mask=is_column, other=0.0)
-        before = tl.load(rates + column - 1, mask=is_column & (column > 0), other=1.0)
-        chance = tl.where(before > 0, tl.math.div_rn(rate, tl.where(before > 0, before, 1.0)), 0.0)
-        coin = _uniform(tl.load(keys + request), tl.load(start + request), column * PURPOSES + purpose, column * 0)
-        is_accepted = is_drafted & (coin < chance)
-    else:
-        is_accepted = is_drafted & (draft == sampled)
-    accepted = tl.min(tl.where(is_column & is_accepted, K, tl.minimum(column, K)), 0).to(tl.int64)
-    tl.store(counts + request, accepted)
-    tl.store(counts + num_requests + request, accepted + tl.load(samples + request))
-    tl.store(counts + 2 * num_requests + request, tl.sum(is_drafted.to(tl.int64), 0))
-    if HAS_COINS:
-        emitted = tl.where(column < accepted, draft, sampled)
-        tl.store(token_ids + request * (K + 1) + column, emitted, mask=column <= K)

@@ -17,7 +17,7 @@ import torch
 
 #: Purposes that must not share numbers. Plain samples of the target are keyed by position, the others by window.
 TARGET_SAMPLE, DRAFT, ACCEPTANCE, RECOVERY = range(4)
-NUM_PURPOSES = 4
+_NUM_PURPOSES = 4
 
 _MASK = 0xFFFFFFFF
 _GOLDEN = 0x9E3779B1
@@ -26,7 +26,7 @@ _MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35)
 
 def window_stream(purpose: int, row: torch.Tensor) -> torch.Tensor:
     """Stream of a row of a window: int64 like `row`, 0 being the window's first row."""
-    return row * NUM_PURPOSES + purpose
+    return row * _NUM_PURPOSES + purpose
 
 
 @cache
