@@ -86,7 +86,7 @@ def _cuda() -> Finding:
 
 
 def _packages() -> Finding:
-    names = ("hydra", "omegaconf", "transformers", "tokenizers", "safetensors", "pyarrow", "rich")
+    names = ("hydra", "omegaconf", "transformers", "tokenizers", "safetensors", "pyarrow", "rich", "soundfile", "soxr")
     missing = []
     for name in names:
         try:

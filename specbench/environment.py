@@ -27,6 +27,8 @@ PACKAGES = (
     "numpy",
     "pyarrow",
     "hydra-core",
+    "soundfile",
+    "soxr",
 )
 #: A process that used less than this share of one core is not worth a line.
 HEAVY_CORE_SHARE = 0.1

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 
@@ -46,8 +47,7 @@ def read_audio(source: AudioSource) -> np.ndarray:
 
 def num_audio_tokens(source: AudioSource) -> int | None:
     """Tokens of a clip, as its header promises, before anything is decoded; None where it can't be heard."""
-    import soundfile
-
+    soundfile = _soundfile()
     try:
         with soundfile.SoundFile(source if isinstance(source, Path) else io.BytesIO(source)) as file:
             return num_tokens(-(-file.frames * SAMPLE_RATE // file.samplerate))
@@ -57,8 +57,7 @@ def num_audio_tokens(source: AudioSource) -> int | None:
 
 def _decode(source: AudioSource, name: str) -> tuple[np.ndarray, int]:
     """[num_frames, num_channels] fp32, and frames a second."""
-    import soundfile  # loads a shared library
-
+    soundfile = _soundfile()
     if isinstance(source, Path) and not source.is_file():
         what = "is a folder" if source.is_dir() else "no such file"
         raise UserError(f"audio {name}: {what}; give a wav, flac, mp3 or ogg file")
@@ -74,6 +73,17 @@ def _decode(source: AudioSource, name: str) -> tuple[np.ndarray, int]:
     except (soundfile.LibsndfileError, OSError) as error:
         reason = str(error).rpartition(": ")[2].rstrip(".")
         raise UserError(f"audio {name}: can't be decoded ({reason}); give a wav, flac, mp3 or ogg file") from error
+
+
+def _soundfile() -> ModuleType:
+    """Imported where it is needed: it loads a shared library."""
+    try:
+        import soundfile
+    except (ImportError, OSError) as error:
+        raise UserError(
+            f"audio: can't load soundfile, which decodes it ({error}); pip install soundfile soxr"
+        ) from error
+    return soundfile
 
 
 def _name(source: AudioSource) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from specbench.engine.content.audio_files import read_audio
+from specbench.engine.content.audio_files import num_audio_tokens, read_audio
 from specbench.engine.content.dmel import features
 from specbench.errors import UserError
 from tests.engine.content.sounds import encode, tone
@@ -101,3 +102,17 @@ def test_a_cut_file_is_heard_as_far_as_it_goes_or_refused(tmp_path: Path) -> Non
         assert "\n" not in str(error)
     else:
         assert 0 < len(heard) < 16_000
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "soundfile", None)
+    for call in (read_audio, num_audio_tokens):
+        with pytest.raises(UserError, match=r"audio: can't load soundfile.*; pip install soundfile soxr"):
+            call(b"RIFF")
+
+
+@pytest.mark.parametrize(("duration", "rate"), [(0.5, 16_000), (1.0, 44_100), (0.33, 8_000), (2.01, 48_000)])
+def test_the_header_promises_the_tokens(duration: float, rate: int) -> None:
+    content = encode(tone(duration=duration, rate=rate), rate)
+    assert num_audio_tokens(content) == len(features(read_audio(content)))
+    assert num_audio_tokens(b"no audio") is None and num_audio_tokens(Path("absent.wav")) is None
