@@ -237,7 +237,7 @@ def _with_drafts(plan: Plan, machinery: Machinery, directory: RunDirectory, cloc
         plain = machinery.start_engine(without_speculation(config), clock, terminal.status)
         results: list[GenerateResult] = []
         requests = [request for request in plan.requests if request.repeat == 0]
-        plain.generate(requests, ClosedLoad(plan.config.most_at_once), GenerateListener(results.append))
+        plain.generate(requests, ClosedLoad(plan.config.side_concurrency), GenerateListener(results.append))
         write_drafts(file, [(result.prompt_token_ids, result.output_token_ids) for result in results])
     return dataclasses.replace(config, drafts=str(file))
 

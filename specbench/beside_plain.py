@@ -81,7 +81,7 @@ def run_beside_plain(
         ),
         speculative=engine,
         plain=plain,
-        load=ClosedLoad(plan.config.most_at_once),
+        load=ClosedLoad(plan.config.side_concurrency),
         replay=lambda result: machinery.check_output(engine, [result], 1),
     )
     if num_timed:
@@ -119,7 +119,7 @@ def _time_both(plan: Plan, sides: Sides, count: int, clock: Clock) -> BesidePlai
     notice = (
         f"Plain baseline: speculation is {speculative / plain:.3f} times plain decoding ({speculative:,.1f} against "
         f"{plain:,.1f} output tokens/s; the first {len(requests)} requests once each way after the measured run, "
-        f"concurrency {plan.config.most_at_once}; one run each, no interval): "
+        f"concurrency {plan.config.side_concurrency}; one run each, no interval): "
         f"{one_off_verdict(speculative / plain)}."
     )
     return BesidePlain([notice], _judged(plan, sides, speculative_results, plain_results))

@@ -136,7 +136,7 @@ class _Turns:
         if warmup:
             terminal.status(f"warming up {config.spec.name} with {len(warmup)} requests")
             # As many at once as will be, and at once: warm-up is no part of the load.
-            load = ClosedLoad(config.most_at_once)
+            load = ClosedLoad(config.side_concurrency)
             self.run.engine.generate(warmup, load, GenerateListener(self.recorder.finished, self.recorder.stepped))
 
     def run_repeat(self, repeat: int) -> None:

@@ -177,7 +177,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
         *_check_prompts(config, choice.path, model_config.vocab_size, requests),
     ]
     notices += _acceptance_notices(config, requests)
-    if config.most_at_once > config.engine.max_num_seqs:
+    if (config.load.concurrency or 0) > config.engine.max_num_seqs:
         notices.append(
             f"load.concurrency={config.load.concurrency} is above engine.max_num_seqs={config.engine.max_num_seqs}: "
             "requests queue in the engine, and TTFT holds their wait."

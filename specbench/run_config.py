@@ -266,7 +266,7 @@ class LoadConfig:
     name: Annotated[str, OneOf(LOADS)]
     #: Requests out at once: of a closed load always, of the others at most; None: no limit.
     concurrency: Positive | None
-    #: Warm-up requests; None: as many as can be out at once.
+    #: Warm-up requests; None: as many as are out at once, SIDE_CONCURRENCY where there is no limit.
     warmup: Count | None
     #: Empty the prefix cache after warm-up and between repeats, so that no run warms another.
     reset_cache: bool
@@ -337,9 +337,9 @@ class RunConfig:
         return dataclasses.asdict(self, dict_factory=lambda items: {key: _plain(value) for key, value in items})
 
     @property
-    def most_at_once(self) -> int:
-        """Requests that can be running together: what the client sends, else what the engine takes."""
-        return self.load.concurrency or self.engine.max_num_seqs
+    def side_concurrency(self) -> int:
+        """Requests at once in what runs beside the measured load: warm-up, plain decoding, comparisons."""
+        return self.load.concurrency or min(SIDE_CONCURRENCY, self.engine.max_num_seqs)
 
 
 #: Models that run the packaged checkpoint when none is named.
@@ -353,6 +353,8 @@ REPORT_FORMATS = ("pr", "html", "csv", "svg", "png")
 PACKAGED_NUM_SAMPLES = 100
 #: Samples of the plain baseline, per request at once, where report.plain_baseline_requests is unset.
 BASELINE_REQUESTS_A_SLOT = 4
+#: Requests at once beside a load that has no limit of its own.
+SIDE_CONCURRENCY = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -409,11 +411,11 @@ def resolve(config: RunConfig, facts: CheckpointFacts, *, device: str, is_sweep:
     if config.eval.has_exact_output and not config.sampling.ignore_eos:
         changes["sampling"]["ignore_eos"] = True
     if config.load.warmup is None:
-        changes["load"]["warmup"] = config.most_at_once
+        changes["load"]["warmup"] = config.side_concurrency
     if config.report.plain_baseline_requests is None:
         is_interleaved = config.report.baseline == INTERLEAVED
         is_measured = facts.packaged and config.spec.method != "none" and not is_sweep and not is_interleaved
-        changes["report"]["plain_baseline_requests"] = BASELINE_REQUESTS_A_SLOT * config.most_at_once * is_measured
+        changes["report"]["plain_baseline_requests"] = BASELINE_REQUESTS_A_SLOT * config.side_concurrency * is_measured
     strict = config.strict
     if strict is None:
         strict = (is_sweep or bool(config.report.gates)) and config.model.name != "inkling_nano"

@@ -57,7 +57,7 @@ def test_a_preset_names_the_real_checkpoint_and_sizes(preset: str) -> None:
         config.sampling.temperature,
         config.spec.num_speculative_tokens,
     )
-    assert config.most_at_once <= config.engine.max_num_seqs
+    assert config.side_concurrency <= config.engine.max_num_seqs
     assert LENGTHS.get(preset, (None, None)) == (config.eval.isl, config.eval.osl)
 
 

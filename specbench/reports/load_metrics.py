@@ -25,16 +25,19 @@ MIN_GAPS = 20
 
 
 def load_metrics(run: RunRecord, columns: StepColumns, duration_s: float | None) -> dict:
-    """The `load` block, of the measured requests; `duration_s` is that of `throughput`."""
-    load = run.config.get("load", {})
+    """The `load` block, of the measured requests; `duration_s` is that of `throughput`.
+
+    A resumed run has neither gaps nor a steady state: between its segments nothing ran.
+    """
+    load, is_whole = run.config.get("load", {}), run.num_segments == 1
     timed = [request for request in columns.requests if request.scheduled_s is not None]
     return {
         "name": load.get("name"),
         "lag_ms": distribution(1000 * np.array([_lag_s(request) for request in timed])),
         "client_queue_ms": distribution(1000 * np.array([_queue_s(request) for request in timed])),
-        "gaps": _gaps(load, timed),
+        "gaps": _gaps(load, timed if is_whole else []),
         "goodput": _goodput(run.config.get("report", {}), columns.requests, duration_s),
-        "steady_state": _steady_state(load, columns),
+        "steady_state": _steady_state(load, columns if is_whole else None),
     }
 
 
@@ -112,12 +115,14 @@ class _Window:
     to_s: float
 
 
-def _steady_state(load: dict, columns: StepColumns) -> dict:
-    """Neither start-up nor drain, pooled over repeats.
+def _steady_state(load: dict, columns: StepColumns | None) -> dict:
+    """Neither start-up nor drain, pooled over repeats; None without `columns`.
 
     Of a closed load from the first to the last moment with 95 % of its requests out; of a timetable from the first
     request that ended to the last that arrived.
     """
+    if columns is None:
+        return {"windows_s": []} | dict.fromkeys(("duration_s", "share", "mean_in_flight", "output_token_per_s"))
     first_s = min((request.arrival_s for request in columns.requests), default=0.0)
     spans_s, in_flight_s, windows = 0.0, 0.0, []
     for _, group in groupby(sorted(columns.requests, key=lambda one: one.repeat), key=lambda one: one.repeat):

@@ -103,8 +103,16 @@ def _speed(metrics: dict) -> list[SummaryRow]:
     return [
         SummaryRow("Duration (s)", decimal(throughput["duration_s"])),
         SummaryRow("Output token throughput (tok/s)", f"{decimal(throughput['output_token_per_s'])}{over_repeats}"),
+        *_goodput(metrics["load"]["goodput"]),
         *latencies,
     ]
+
+
+def _goodput(goodput: dict) -> list[SummaryRow]:
+    if goodput["total"] is None:
+        return []
+    share = percent_of(goodput["met"], goodput["total"])
+    return [SummaryRow("Goodput (req/s)", f"{decimal(goodput['request_per_s'])}, {share} of requests")]
 
 
 def _acceptance(metrics: dict) -> list[SummaryRow]:

@@ -13,6 +13,7 @@ from specbench.reports.markdown import report_markdown
 from specbench.reports.metrics import compute_metrics
 from specbench.reports.side_by_side import benchmark_table
 from specbench.reports.step_columns import step_columns
+from specbench.reports.terminal_summary import summary_rows
 from specbench.run_directory import EventLog
 from tests.reports.event_logs import make_request, make_run, make_step
 
@@ -173,3 +174,19 @@ def test_labels_name_the_load_that_tells_runs_apart():
     assert labels == ["mtp2 (rate 1.0)", "mtp2 (rate 2.0)"]
     labels = [one.label for one in compare([compared(run_of(load), steady_log()) for load in loads[1:]]).runs]
     assert labels == ["mtp2 (poisson)", "mtp2 (offline)"]
+
+
+def test_a_resumed_run_has_neither_gaps_nor_a_steady_state():
+    run = run_of({"name": "closed", "concurrency": 2}, slo_ttft_ms=3000.0)
+    run.num_segments = 2
+    load = compute_metrics(run, steady_log())["load"]
+    assert load["steady_state"]["windows_s"] == [] and load["gaps"]["n"] == 0
+    assert load["goodput"]["met"] == 3 and load["goodput"]["request_per_s"] is None
+
+
+def test_the_terminal_shows_goodput_where_there_is_an_slo():
+    run = run_of({"name": "closed", "concurrency": 2}, slo_ttft_ms=1200.0)
+    shown = {row.label: row.value for row in summary_rows(run, compute_metrics(run, steady_log()))}
+    assert shown["Goodput (req/s)"] == "0.20, 33.33% (1/3) of requests"
+    others = summary_rows(make_run(2), compute_metrics(make_run(2), steady_log()))
+    assert "Goodput (req/s)" not in {row.label for row in others}
