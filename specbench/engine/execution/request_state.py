@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from specbench.engine.config import EngineConfig
+from specbench.engine.layers import fusion
 from specbench.engine.layers.metadata import num_table_columns
 from specbench.engine.layers.to_device import to_device
 from specbench.engine.sampling.sampling_state import SamplingState
@@ -109,7 +110,7 @@ class RequestState:
 
     def of_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Counts [2, num_requests] and block tables [num_groups, num_requests, num_columns] of persistent rows."""
-        if rows.is_cuda:
+        if fusion.is_fused(rows):
             from specbench.engine.kernels.step_preparation import gather_requests
 
             return gather_requests(rows, self.counts, self.block_tables)

@@ -17,6 +17,7 @@ from specbench.engine.execution.input_batch import InputBatch
 from specbench.engine.execution.request_state import RequestState
 from specbench.engine.execution.step_results import StepResults
 from specbench.engine.execution.token_logprobs import LogprobRows, TokenLogprobs
+from specbench.engine.layers import fusion
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.features import StepFeatures
 from specbench.engine.layers.metadata import AttentionMetadataBuilder, DeviceLayout, RowLayout, TargetOutput
@@ -161,7 +162,7 @@ class StepStages:
             self._commit(batch, self._verify_draws(batch, logits, rows), results)
             return
         sampled_ids = sample(logits, rows)
-        if sampled_ids.is_cuda and batch.indices.num_live is not None:
+        if fusion.is_fused(sampled_ids) and batch.indices.num_live is not None:
             self._accept_by_kernel(batch, sampled_ids, results)
             return
         windows, sampled = batch.windows(self.state, self.k), batch.by_column(sampled_ids, self.k)
@@ -217,9 +218,8 @@ class StepStages:
             return
         batch, state = forwarded.batch, self.state
         indices = batch.indices
-        samples = indices.samples > 0
         num_tokens, num_computed = results.counts
-        draft_columns = torch.where(samples, num_tokens, state.spill_column)
+        draft_columns = torch.where(indices.samples > 0, num_tokens, state.spill_column)
         draft_batch = DraftBatch(
             rows=batch.rows,
             rows_np=indices.rows_np,
@@ -242,8 +242,17 @@ class StepStages:
             features=features,
         )
         self.proposer.propose(draft_batch)
-        columns = draft_columns[:, None] + state.columns[: self.k]
-        is_draft = state.token_pool[batch.rows[:, None], columns] >= 0
+        self._count_drafts(batch, draft_columns, results)
+
+    def _count_drafts(self, batch: InputBatch, draft_columns: torch.Tensor, results: StepResults) -> None:
+        token_pool, samples = self.state.token_pool, batch.indices.samples
+        if fusion.is_fused(token_pool):
+            from specbench.engine.kernels.drafts import count_drafts
+
+            count_drafts(token_pool, batch.rows, draft_columns, samples, self.k, results.num_proposed)
+            return
+        columns = draft_columns[:, None] + self.state.columns[: self.k]
+        is_draft = token_pool[batch.rows[:, None], columns] >= 0
         torch.mul(is_draft.long().cumprod(dim=1).sum(dim=1), samples, out=results.num_proposed)
 
     def _draft_sampling(self, batch: InputBatch, num_tokens: torch.Tensor) -> DraftSampling | None:

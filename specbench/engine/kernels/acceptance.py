@@ -73,7 +73,19 @@ def _coin(key, start, column):
 
 
 # Tokens of a window are read and written in place: one warp, so that all are read before the first is written.
-@triton.jit(do_not_specialize=("width", "num_state_rows", "packed_stride"))
+@triton.jit(
+    do_not_specialize=("width", "num_state_rows", "packed_stride"),
+    do_not_specialize_on_alignment=(
+        "sampled_ids",
+        "rows",
+        "num_live",
+        "token_pool",
+        "counts",
+        "packed",
+        "keys",
+        "rates",
+    ),
+)
 def _accept_and_commit(
     sampled_ids, rows, num_live, token_pool, counts, packed, keys, rates, width, num_state_rows, packed_stride,
     K: tl.constexpr, NUM_ROWS: tl.constexpr, BLOCK: tl.constexpr, IS_COINS: tl.constexpr,

@@ -2,6 +2,8 @@
 of the requests, positions and slots of their rows, the tokens there.
 
 Belongs here: the kernels and their torch references. Does not belong here: who asks for it (layers/, execution/).
+
+Nothing is specialised by size or alignment: a kernel that is compiled in the middle of a run stalls it.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
@@ -37,7 +39,10 @@ def gather_requests_reference(rows: Tensor, counts: Tensor, block_tables: Tensor
     return counts.index_select(1, rows), block_tables.index_select(1, rows)
 
 
-@triton.jit(do_not_specialize=("num_reqs", "num_state_rows", "num_columns"))
+@triton.jit(
+    do_not_specialize=("num_reqs", "num_state_rows", "num_columns"),
+    do_not_specialize_on_alignment=("rows", "counts", "tables", "own_counts", "own_tables"),
+)
 def _gather_requests(
     rows, counts, tables, own_counts, own_tables, num_reqs, num_state_rows, num_columns, BLOCK: tl.constexpr
 ):
@@ -94,7 +99,10 @@ def row_slots_reference(
     return positions.flatten(), slots.flatten(1), taps.flatten(1)
 
 
-@triton.jit(do_not_specialize=("num_tokens", "group_stride", "request_stride"))
+@triton.jit(
+    do_not_specialize=("num_tokens", "group_stride", "request_stride"),
+    do_not_specialize_on_alignment=("first_position", "num_live", "tables", "positions", "slots", "taps"),
+)
 def _row_slots(
     first_position, num_live, tables, positions, slots, taps, num_tokens, group_stride, request_stride,
     NUM_ROWS: tl.constexpr, PAGE: tl.constexpr, KERNEL: tl.constexpr, HAS_LIVE: tl.constexpr, BLOCK: tl.constexpr,
@@ -145,7 +153,10 @@ def pool_tokens_reference(
     return token_pool[row_of_token, positions + lookahead].clamp_min_(0)
 
 
-@triton.jit(do_not_specialize=("num_tokens", "width", "lookahead"))
+@triton.jit(
+    do_not_specialize=("num_tokens", "width", "lookahead"),
+    do_not_specialize_on_alignment=("token_pool", "rows", "request_of_row", "positions", "tokens"),
+)
 def _pool_tokens(
     token_pool, rows, request_of_row, positions, tokens, num_tokens, width, lookahead,
     HAS_REQUESTS: tl.constexpr, BLOCK: tl.constexpr,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.kernels.step_rows import StepRows
+from specbench.engine.layers import fusion
 from specbench.engine.layers.to_device import to_device
 
 #: Requests with at most this many rows share one padded segment.
@@ -224,7 +225,7 @@ class AttentionMetadataBuilder:
     def _build_uniform(self, tables: Tensor, layout: RowLayout, num_rows: int, max_seq_len: int) -> AttentionMetadata:
         """All requests have the same few rows, decode's usual shape: one segment, and one look-up of every slot that a
         row, its taps or its window can touch."""
-        if self._device.type == "cuda" and not self._needs_segments:
+        if fusion.is_fused(tables) and not self._needs_segments:
             return self._build_by_kernel(tables, layout, num_rows, max_seq_len)
         size = self._block_size
         windows = {

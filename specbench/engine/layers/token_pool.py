@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from specbench.engine.layers import fusion
+
 
 def read_tokens(
     token_pool: Tensor, rows: Tensor, request_of_row: Tensor | None, positions: Tensor, lookahead: int = 0
@@ -13,7 +15,7 @@ def read_tokens(
     token_pool: [any, width] int64. rows: its row for each request or, without request_of_row ([num_tokens]), for each
     row of the step.
     """
-    if token_pool.is_cuda:
+    if fusion.is_fused(token_pool):
         from specbench.engine.kernels.step_preparation import pool_tokens
 
         return pool_tokens(token_pool, rows, request_of_row, positions, lookahead)

@@ -59,8 +59,9 @@ class SingleModuleMTP:
         self.modules.draft(0, batch, hidden)
         num_requests = len(batch.rows)
         single_rows = tuple(range(num_requests + 1))
+        newest = batch.first_position + batch.num_valid - 1
         for index in range(1, self.k):
-            position = batch.first_position + batch.num_valid - 1 + index
+            position = newest + index
             max_seq_lens = [bound + index for bound in batch.max_seq_lens_np]
             metadata = self.modules.metadata_builder.build(
                 batch.block_tables, RowLayout(single_rows, position, batch.is_live, max_seq_lens)

@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 
 from specbench.engine.cache_group import CacheGroupSpec
+from specbench.engine.layers import fusion
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.features import StepFeatures
 from specbench.engine.models.target import TargetModel
@@ -105,7 +106,12 @@ class DraftBatch:
 
     def write_draft(self, index: int, token_ids: torch.Tensor) -> None:
         """Leave draft `index` of every request ([num_requests] int64; -1: none) behind its committed tokens."""
-        self.token_pool[self.rows, self.draft_columns + index] = token_ids
+        if fusion.is_fused(token_ids):
+            from specbench.engine.kernels.drafts import store_draft
+
+            store_draft(self.token_pool, self.rows, self.draft_columns, index, token_ids)
+        else:
+            self.token_pool[self.rows, self.draft_columns + index] = token_ids
 
     def write_drafts(self, token_ids: torch.Tensor) -> None:
         """Leave all k drafts of every request at once: [num_requests, k] int64. Those behind a -1 are not read."""

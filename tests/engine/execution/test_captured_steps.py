@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from specbench.engine.execution.cuda_graphs import capture_sizes, token_sizes
+from specbench.engine.layers import fusion
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.proposer_table import PROPOSERS
 from specbench.engine.scheduling.step import DECODE, FINAL_CHUNK, SchedulerOutput
@@ -273,6 +274,33 @@ def test_chunks_of_prompts_are_replayed_by_their_number_of_rows(
     assert outputs(engine, requests) == expected
     assert len(num_rows) > 1 and min(num_rows) < 16
     check_nothing_was_written_for_padding(engine)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the interpreter is for machines without a GPU")
+@pytest.mark.parametrize(
+    "proposer", ["mtp_multi", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mtp_single", "draft_model"))]
+)
+def test_the_kernels_of_a_gpu_change_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proposer: str):
+    """Rows, slots, tokens and acceptance by the kernels that a GPU would run, in the interpreter."""
+    folder = build_tiny_inkling(tmp_path / "tiny", num_hidden_layers=2, local_layer_ids=[0], num_modules=2)
+    requests = [token_request("r0", [5, 9, 11, 5, 9], 6), token_request("r1", [3], 5, temperature=1.0)]
+    expected = outputs(make_engine(folder), requests)
+    monkeypatch.setattr(fusion, "is_fused", lambda tensor: True)
+    monkeypatch.setattr("specbench.engine.kernels.paged_attention._FULL_GRID", 8)
+    for attention, rates in (("triton", None), ("torch", (0.7, 0.4))):
+        fields: dict = {"attention_backend": attention, "draft_checkpoint": str(folder), "ngram_min": 1}
+        if rates is not None:
+            fields |= {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+        sizes = {"max_num_seqs": 2, "max_num_batched_tokens": 15, "max_model_len": 32, "pipeline_depth": 1}
+        engine = make_engine(folder, 2, proposer=proposer, cuda_graphs=True, **fields, **sizes)
+        replays = count_replays(engine)
+        if rates is not None:
+            monkeypatch.setattr(fusion, "is_fused", lambda tensor: False)
+            expected = outputs(make_engine(folder, 2, proposer=proposer, cuda_graphs=True, **fields, **sizes), requests)
+            monkeypatch.setattr(fusion, "is_fused", lambda tensor: True)
+        assert outputs(engine, requests) == expected
+        assert replays
+        check_nothing_was_written_for_padding(engine)
 
 
 def test_only_steps_of_verifications_are_found(folder: Path):

@@ -9,6 +9,7 @@ pytest.importorskip("triton")
 from specbench.engine.execution.request_state import RequestState
 from specbench.engine.execution.step_results import StepResults
 from specbench.engine.kernels.acceptance import accept_and_commit
+from specbench.engine.kernels.drafts import count_drafts, count_drafts_reference, store_draft
 from specbench.engine.kernels.step_preparation import (
     gather_requests,
     gather_requests_reference,
@@ -65,6 +66,20 @@ def test_tokens_of_rows(num_tokens: int):
     assert torch.equal(pool_tokens(*arguments), pool_tokens_reference(*arguments))
     arguments = (pool, rows[request_of_row], None, positions, 0)
     assert torch.equal(pool_tokens(*arguments), pool_tokens_reference(*arguments))
+
+
+@pytest.mark.parametrize("num_requests", [3, 130])
+def test_drafts(num_requests: int):
+    pool, k = random_ids(num_requests + 1, 30, low=-1, high=4), 5
+    rows = torch.randperm(num_requests + 1, generator=torch.Generator().manual_seed(0))[:num_requests].to(DEVICE)
+    columns, samples = random_ids(num_requests, high=20), random_ids(num_requests, high=2, seed=1)
+    drafts, expected = random_ids(num_requests, high=90, seed=2), pool.clone()
+    store_draft(pool, rows, columns, 3, drafts)
+    expected[rows, columns + 3] = drafts
+    assert torch.equal(pool, expected)
+    found = torch.full_like(samples, -7)
+    count_drafts(pool, rows, columns, samples, k, found)
+    assert torch.equal(found, count_drafts_reference(pool, rows, columns, samples, k))
 
 
 @pytest.mark.parametrize("is_synthetic", [False, True])

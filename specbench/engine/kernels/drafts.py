@@ -1,0 +1,65 @@
+"""Drafts into the token pool, and how many there are, each in one launch on a GPU."""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 128
+
+
+def store_draft(token_pool: Tensor, rows: Tensor, columns: Tensor, index: int, token_ids: Tensor) -> None:
+    """token_pool[rows, columns + index] = token_ids; rows, columns, token_ids [num_reqs] int64."""
+    assert token_pool.is_contiguous() and rows.is_contiguous() and columns.is_contiguous()
+    _store_draft[(triton.cdiv(len(rows), _BLOCK),)](
+        token_pool, rows, columns, token_ids.contiguous(), len(rows), token_pool.shape[1], index,
+        BLOCK=_BLOCK, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=("num_reqs", "width", "index"),
+    do_not_specialize_on_alignment=("token_pool", "rows", "columns", "token_ids"),
+)
+def _store_draft(token_pool, rows, columns, token_ids, num_reqs, width, index, BLOCK: tl.constexpr):
+    request = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_request = request < num_reqs
+    row = tl.load(rows + request, mask=is_request, other=0)
+    column = tl.load(columns + request, mask=is_request, other=0)
+    token = tl.load(token_ids + request, mask=is_request, other=0)
+    tl.store(token_pool + row * width + column + index, token, mask=is_request)
+
+
+def count_drafts(
+    token_pool: Tensor, rows: Tensor, columns: Tensor, samples: Tensor, k: int, num_proposed: Tensor
+) -> None:
+    """num_proposed [num_reqs] int64, filled: drafts before the first that is missing (-1) among the k from columns on;
+    0 where samples [num_reqs] is."""
+    assert token_pool.is_contiguous() and rows.is_contiguous() and columns.is_contiguous() and samples.is_contiguous()
+    _count_drafts[(len(rows),)](
+        token_pool, rows, columns, samples, num_proposed, token_pool.shape[1],
+        K=k, BLOCK=triton.next_power_of_2(k + 1), num_warps=1,
+    )  # fmt: skip
+
+
+def count_drafts_reference(token_pool: Tensor, rows: Tensor, columns: Tensor, samples: Tensor, k: int) -> Tensor:
+    """The same by torch's operations, [num_reqs]."""
+    drafts = token_pool[rows[:, None], columns[:, None] + rows.new_ones(k).cumsum(0) - 1]
+    return (drafts >= 0).long().cumprod(dim=1).sum(dim=1) * (samples > 0)
+
+
+@triton.jit(
+    do_not_specialize=("width",),
+    do_not_specialize_on_alignment=("token_pool", "rows", "columns", "samples", "num_proposed"),
+)
+def _count_drafts(token_pool, rows, columns, samples, num_proposed, width, K: tl.constexpr, BLOCK: tl.constexpr):
+    request = tl.program_id(0)
+    index = tl.arange(0, BLOCK)
+    window = token_pool + tl.load(rows + request) * width + tl.load(columns + request)
+    draft = tl.load(window + index, mask=index < K, other=-1)
+    # Column K is missing always.
+    count = tl.min(tl.where(draft >= 0, BLOCK, index), 0).to(tl.int64)
+    tl.store(num_proposed + request, tl.where(tl.load(samples + request) > 0, count, 0))
