@@ -91,7 +91,8 @@ class Recorder:
         sample = None if is_warmup else score_result(self._task, result)
         self._journal.append_request(result.record, result.verify_steps, sample, self._first_engine_step)
         if not is_warmup:
-            self.measured.append(result)
+            # Log-probabilities of prompts are in the sample by now, and an object a token: too much to keep of a run.
+            self.measured.append(dataclasses.replace(result, prompt_logprobs=None))
 
     def stepped(self, step: EngineStep) -> None:
         """One step of the engine."""

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FEWSHOT_SEED = 1234
 #: What its filters say where they found nothing.
 INVALID = "[invalid]"
-_NUM_NEAR = 3
+_NUM_NEAR, _NUM_NAMED = 3, 4
 
 
 def load_lm_eval(config: EvalConfig, model: EvalModel) -> Task:
@@ -56,7 +56,7 @@ def load_lm_eval(config: EvalConfig, model: EvalModel) -> Task:
     samples = judge.samples
     scorers = _scorers(loaded)
     data = DataIdentity(
-        name="lm_eval_" + "+".join(name.replace("/", "_") for name in loaded["tasks"])[:80],
+        name="lm_eval_" + "+".join(Path(name).stem for name in config.tasks)[:80],
         path=config.data or ", ".join(config.tasks),
         revision=f"lm-eval {_version()}",
         sha256=_sha256(samples),
@@ -256,11 +256,20 @@ def _scorers(loaded: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _notices(loaded: dict[str, Any], config: EvalConfig) -> Iterator[str]:
+    by_shots: dict[int, list[str]] = {}
     for name, task in loaded["tasks"].items():
-        yield f"lm-eval {_version()}, task {name}: {task.get_config('num_fewshot')} shots, {config.protocol} protocol"
+        by_shots.setdefault(task.get_config("num_fewshot"), []).append(name)
+    for num_shots, names in by_shots.items():
+        yield f"lm-eval {_version()}, {_listed(names)}: {num_shots} shots, {config.protocol} protocol"
+    for name, task in loaded["tasks"].items():
         kwargs = task.get_config("generation_kwargs") or {}
         if kwargs.get("do_sample") or float(kwargs.get("temperature") or 0) > 0:
             yield f"task {name} asks for sampling ({kwargs}); the run's sampling group decides instead"
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = len(names) - _NUM_NAMED
+    return ", ".join(names[:_NUM_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _sha256(samples: Iterable[Sample]) -> str:

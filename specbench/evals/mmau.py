@@ -11,7 +11,7 @@ Prompts (eval.prompt), each behind the clip in one user turn:
     official   the authors' best; choices as Python prints the list
     options    "Please choose the answer from the following options: ..."
     letters    a line for each choice, "(A) ..."
-    or any text that holds {question} and one of {choices} and {lettered_choices}
+    or any text that holds {question} and one of {choices} and {lettered_choices}; \\n in it is a line end
 Published figures of one model differ by over 20 points with the scorer, and a quarter of the questions was revised in
 v05.15.25: scorer, prompt and version belong to every figure.
 """
@@ -118,7 +118,7 @@ def load_mmau(config: EvalConfig, model: EvalModel) -> Task:
 
 
 def _template(prompt: str) -> str:
-    template = PROMPTS.get(prompt, prompt)
+    template = PROMPTS.get(prompt, prompt.replace("\\n", "\n"))  # a command line has no line ends
     fields = set(_FIELD.findall(template))
     if "{" not in prompt and prompt not in PROMPTS:
         raise UserError(f"eval.prompt: unknown prompt {prompt!r}: {near_name(prompt, PROMPTS)}")

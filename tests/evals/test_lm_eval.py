@@ -162,7 +162,7 @@ def test_prompts_stops_and_caps_are_lm_evals(gsm8k: Callable[..., Task], samplin
     assert request.sampling.stop == ("Question:", "</s>", "<|im_end|>")
     assert request.sampling.max_output_tokens == 64  # eval.max_output_tokens: the task has no cap of its own
     assert [sample.sample_id for sample in task.samples] == ["gsm8k-00000", "gsm8k-00001"]
-    assert task.notices[0].endswith("task gsm8k: 5 shots, completion protocol")
+    assert task.notices[0].endswith(", gsm8k: 5 shots, completion protocol")
     assert (task.scorers, task.headline) == ((STRICT, FLEXIBLE), STRICT)
 
 
@@ -270,6 +270,24 @@ def test_choices_by_likelihood(build: Build, tmp_path: Path, sampling: SamplingC
     assert [record.reference for record in judged.samples] == ["aa", None, "b", None, "bb", None]
     assert [bool(record.score) for record in judged.samples] == [True, False] * 3
     assert not any(record.is_truncated for record in judged.samples)
+
+
+def test_groups_are_aggregated(build: Build, tmp_path: Path, sampling: SamplingConfig) -> None:
+    for name in "abcde":
+        write_task(tmp_path, f"task_{name}", CHOICES[: 1 + (name == "a")], **MULTIPLE_CHOICE)
+    group = {
+        "group": "all_of_them",
+        "task": [f"task_{name}" for name in "abcde"],
+        "aggregate_metric_list": [{"metric": "acc", "weight_by_size": True}],
+    }
+    (tmp_path / "group.yaml").write_text(json.dumps(group), encoding="utf-8")
+    task = load_task(build(tasks=("all_of_them",), include=str(tmp_path)), MODEL)
+    assert task.data.name == "lm_eval_all_of_them"
+    assert [notice.split(", ", 1)[1] for notice in task.notices] == [
+        "task_a, task_b, task_c, task_d and 1 more: 0 shots, completion protocol"
+    ]
+    results = judge(task, sampling, likelihood_result).results
+    assert {result.task: result.value for result in results if result.metric == "acc"}["all_of_them"] == 1.0
 
 
 def test_spaces_at_the_end_of_a_context_count_to_the_continuation(build: Build, tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_questions_and_their_clips(build: Build, tmp_path: Path) -> None:
     [
         ("options", "Who speaks? Please choose the answer from the following options: ['Man', 'Woman']."),
         ("letters", "Who speaks?\n(A) Man\n(B) Woman\nAnswer with one of the choices."),
-        ("{question} {x} {choices}", "Who speaks? {x} ['Man', 'Woman']"),
+        ("{question} {x}\\n{choices}", "Who speaks? {x}\n['Man', 'Woman']"),
     ],
 )
 def test_prompts(build: Build, tmp_path: Path, prompt: str, text: str) -> None:
