@@ -8,6 +8,9 @@ from torch import Tensor
 from specbench.engine.layers.linear import Linear
 from specbench.engine.layers.parallel import Vocabulary
 
+#: What the number of a head's rows on a GPU is a multiple of.
+_HEAD_ROWS = 64
+
 
 class Embedding:
     """Rows of the token table."""
@@ -28,7 +31,7 @@ class LogitsHead:
     """Hidden states to logits over the token ids that exist."""
 
     def __init__(self, projection: Linear, divisor: float, vocabulary: Vocabulary) -> None:
-        #: [vocab_size, hidden_size]: no rows of padding, so no id past the vocabulary can be produced; or this rank's
+        #: [vocab_size, hidden_size], or this rank's; rows of padding may follow (see `num_head_rows`)
         self._projection = projection
         self._vocabulary = vocabulary
         self._divisor = divisor
@@ -39,4 +42,15 @@ class LogitsHead:
 
     def own_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden_size] -> fp32 [R, ids of this rank]."""
-        return self._projection.wide(hidden if self._divisor == 1.0 else hidden / self._divisor)
+        logits = self._projection.wide(hidden if self._divisor == 1.0 else hidden / self._divisor)
+        # Columns of padding are left out, so no id past the vocabulary can be produced.
+        num_ids = self._vocabulary.stop - self._vocabulary.start
+        return logits if logits.shape[1] == num_ids else logits[:, :num_ids]
+
+
+def num_head_rows(num_ids: int, num_stored: int, device: torch.device) -> int:
+    """Rows that a head over `num_ids` multiplies by, of those that the checkpoint stores. On a GPU products with an odd
+    number of columns take up to three times as long as those with one that can be halved a few times."""
+    if device.type == "cpu":
+        return num_ids
+    return min(-(-num_ids // _HEAD_ROWS) * _HEAD_ROWS, num_stored)

@@ -18,7 +18,7 @@ from specbench.engine.kernels.attention import RelativeBias
 from specbench.engine.layers.attention import RelativeAttention
 from specbench.engine.layers.attention_backends.backend import AttentionBackend, AttentionPass
 from specbench.engine.layers.cache import CachePool
-from specbench.engine.layers.embedding import Embedding, LogitsHead
+from specbench.engine.layers.embedding import Embedding, LogitsHead, num_head_rows
 from specbench.engine.layers.linear import Linear
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.mlp import GatedMLP, deinterleave
@@ -197,7 +197,9 @@ class InklingModel:
         self._embedding = Embedding(weights.read("model.llm.embed.weight"), self.vocabulary)
         self._embed_norm = RMSNorm(weights.read("model.llm.embed_norm.weight"), config.rms_norm_eps)
         self._final_norm = RMSNorm(weights.read("model.llm.norm.weight"), config.rms_norm_eps)
-        unembedding = weights.read("model.llm.unembed.weight")[: config.vocab_size]
+        unembedding = weights.read("model.llm.unembed.weight")
+        num_own = self.vocabulary.stop - self.vocabulary.start
+        unembedding = unembedding[: num_head_rows(num_own, len(unembedding), weights.device)]
         self._head = LogitsHead(Linear(unembedding), config.logits_divisor, self.vocabulary)
         self._cache_groups = target_cache_groups(config, weights.dtype.itemsize)
         index = CacheIndex(self._cache_groups)
