@@ -22,6 +22,9 @@ from specbench.engine.kernels.overlap import launch_options
 #: Rows that are taken. Places are found by comparing entries with one another, which many rows would make slow.
 MAX_ROWS = 1024
 _ENTRY_BLOCK = 128
+#: Rows up to which `router_logits` beats a library's fp32 product, which first wants the rows in fp32.
+MAX_ROUTER_ROWS = 64
+_ROUTER_EXPERTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,29 @@ class _Tiles:
     tile_rows: int
     #: The most tiles that any choice can need.
     num_tiles: int
+
+
+def router_logits(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, hidden], weight [experts, hidden] fp32 -> [T, experts] fp32, in fp32 throughout."""
+    num_rows, hidden = x.shape
+    num_experts = len(weight)
+    logits = torch.empty(num_rows, num_experts, dtype=torch.float32, device=x.device)
+    assert x.is_contiguous() and weight.is_contiguous()
+    block_rows = 1 if num_rows <= 8 else 4
+    _router_tile[(triton.cdiv(num_rows, block_rows), triton.cdiv(num_experts, _ROUTER_EXPERTS))](
+        x,
+        weight,
+        logits,
+        num_rows,
+        EXPERTS=num_experts,
+        HIDDEN=hidden,
+        BLOCK_ROWS=block_rows,
+        BLOCK_EXPERTS=_ROUTER_EXPERTS,
+        BLOCK_K=512 // block_rows,
+        **launch_options(x.device),
+        num_warps=4,
+    )
+    return logits
 
 
 def choose_by_softmax(logits: Tensor, num_chosen: int, *, is_renormalised: bool) -> Choice:
@@ -164,6 +190,38 @@ def _place_entries(experts: Tensor, num_experts: int) -> _Tiles:
             num_warps=4,
         )
     return _Tiles(entries, counts, tile_rows, num_tiles)
+
+
+@triton.jit(do_not_specialize=("num_rows",))
+def _router_tile(
+    x,
+    weight,
+    logits,
+    num_rows,
+    EXPERTS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
+):
+    """A few rows, a few experts. Every lane adds up its own share; shares are added once, at the end."""
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    expert = tl.program_id(1) * BLOCK_EXPERTS + tl.arange(0, BLOCK_EXPERTS)
+    k = tl.arange(0, BLOCK_K)
+    shares = tl.zeros([BLOCK_ROWS, BLOCK_EXPERTS, BLOCK_K], tl.float32)
+    for start in range(0, HIDDEN, BLOCK_K):
+        is_k = k < HIDDEN - start
+        is_input = (row < num_rows)[:, None] & is_k[None, :]
+        is_weight = (expert < EXPERTS)[:, None] & is_k[None, :]
+        v = tl.load(x + row.to(tl.int64)[:, None] * HIDDEN + start + k[None, :], mask=is_input, other=0.0)
+        w = tl.load(weight + expert[:, None] * HIDDEN + start + k[None, :], mask=is_weight, other=0.0)
+        shares += v.to(tl.float32)[:, None, :] * w[None, :, :]
+    place = logits + row[:, None] * EXPERTS + expert[None, :]
+    tl.store(place, tl.sum(shares, 2), mask=(row < num_rows)[:, None] & (expert < EXPERTS)[None, :])
 
 
 @triton.jit

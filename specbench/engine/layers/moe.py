@@ -55,7 +55,7 @@ class SoftmaxRouter:
     def choose_on_gpu(self, x: Tensor) -> Choice:
         from specbench.engine.kernels.experts import choose_by_softmax
 
-        logits = F.linear(x.float(), self._weight)
+        logits = _logits_on_gpu(x, self._weight)
         return choose_by_softmax(logits, self.num_chosen, is_renormalised=self._is_renormalised)
 
 
@@ -81,7 +81,14 @@ class SharedExpertRouter:
     def choose_on_gpu(self, x: Tensor) -> Choice:
         from specbench.engine.kernels.experts import choose_by_sigmoid
 
-        return choose_by_sigmoid(F.linear(x.float(), self._weight), self._bias, self._scale, self.num_chosen)
+        return choose_by_sigmoid(_logits_on_gpu(x, self._weight), self._bias, self._scale, self.num_chosen)
+
+
+def _logits_on_gpu(x: Tensor, weight: Tensor) -> Tensor:
+    """[T, hidden], [experts, hidden] fp32 -> [T, experts] fp32."""
+    from specbench.engine.kernels.experts import MAX_ROUTER_ROWS, router_logits
+
+    return router_logits(x, weight) if len(x) <= MAX_ROUTER_ROWS else F.linear(x.float(), weight)
 
 
 class MixtureOfExperts:

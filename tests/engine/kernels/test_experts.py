@@ -12,6 +12,7 @@ from specbench.engine.kernels.experts import (
     choose_by_sigmoid_reference,
     choose_by_softmax,
     choose_by_softmax_reference,
+    router_logits,
     run_experts,
     run_experts_reference,
 )
@@ -26,6 +27,13 @@ def assert_same_choice(choice: Choice, expected: Choice) -> None:
     torch.testing.assert_close(
         choice.weights.gather(1, order), expected.weights.gather(1, expected_order), rtol=1e-5, atol=1e-6
     )
+
+
+@pytest.mark.parametrize(("num_rows", "hidden"), [(1, 600), (11, 130)])
+def test_router_logits(num_rows: int, hidden: int) -> None:
+    x, weight = torch.randn(num_rows, hidden, device=DEVICE), torch.randn(19, hidden, device=DEVICE)
+    logits = router_logits(x, weight)
+    torch.testing.assert_close(logits.double(), x.double() @ weight.double().T, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("is_renormalised", [False, True])
