@@ -25,7 +25,7 @@ from tools.gpu_bench.cases import (
 from tools.gpu_bench.ceilings import Ceilings
 from tools.gpu_bench.floors import kv_read, shape_bytes
 from tools.gpu_bench.goals import Verdict
-from tools.gpu_bench.main import conclude, engine_fields, main
+from tools.gpu_bench.main import conclude, engine_fields, main, split_by_section
 from tools.gpu_bench.peers import is_installed, peer_step_s, transformers_peer
 from tools.gpu_bench.sections import SECTIONS
 from tools.gpu_bench.shapes import expert_counts, open_shape, shape_folder
@@ -99,14 +99,14 @@ def test_the_gap_is_what_no_part_accounts_for():
 
 def test_an_engine_is_shared_until_another_is_wanted(tmp_path: Path):
     settings = Settings(torch.device("cpu"), 12, (4, 8), 1, (1, 2), scratch=tmp_path, is_small=True)
-    shelf, folder = EngineShelf(settings), shape_folder("mimo_7b", tmp_path)
-    first = shelf.engine(folder, Drafting("mtp_single", 2))
-    assert shelf.engine(folder, Drafting("mtp_single", 2, (1.0, 1.0))) is first
+    shelf, folder = EngineShelf(), shape_folder("mimo_7b", tmp_path)
+    first = shelf.engine(settings, folder, Drafting("mtp_single", 2))
+    assert shelf.engine(settings, folder, Drafting("mtp_single", 2, (1.0, 1.0))) is first
     run = run_batch(first, settings, 2, 8, seed=0)
     assert run.acceptance_length > 2.5  # all drafts of all steps but the last
-    shelf.engine(folder, Drafting("mtp_single", 2))
+    shelf.engine(settings, folder, Drafting("mtp_single", 2))
     assert run_batch(first, settings, 2, 8, seed=0).acceptance_length == 1
-    assert shelf.engine(folder, Drafting()) is not first
+    assert shelf.engine(settings, folder, Drafting()) is not first
 
 
 def test_verdicts_and_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -124,6 +124,13 @@ def test_engine_fields_from_the_command_line():
     assert engine_fields(["pipeline_depth=1", "cuda_graphs=off"]) == {"pipeline_depth": 1, "cuda_graphs": "off"}
 
 
+def test_numbers_for_all_sections_and_for_one():
+    assert split_by_section(["3", "decode=5"], (1,)) == ((3,), {"decode": (5,)})
+    assert split_by_section(["verify=1,16"], (1, 16, 64)) == ((1, 16, 64), {"verify": (1, 16)})
+    with pytest.raises(SystemExit, match="no section 'decod'"):
+        split_by_section(["decod=5"], (1,))
+
+
 def test_tiny_shapes_keep_their_family_and_modules(tmp_path: Path):
     for name in ("mimo_7b", "inkling_8b"):
         tiny, real = open_shape(shape_folder(name, tmp_path)), open_shape(shape_folder(name, None))
@@ -135,7 +142,7 @@ def test_tiny_shapes_keep_their_family_and_modules(tmp_path: Path):
 
 def test_every_section_runs_on_tiny_shapes(capsys: pytest.CaptureFixture[str]):
     """A CPU meets few goals; what counts is that every figure is there."""
-    assert main(["--small", "--device", "cpu", "--runs", "1", "--shapes", "inkling_8b", "qwen3_8b"]) == 1
+    assert main(["--small", "--device", "cpu", "--runs", "1", "recording=2", "--shapes", "inkling_8b", "qwen3_8b"]) == 1
     printed = capsys.readouterr().out
     assert "failed:" not in printed and "n/a" not in printed.split("== goals")[1]
     assert all(f"\n== {section}: " in printed for section in SECTIONS)

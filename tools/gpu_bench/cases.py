@@ -133,22 +133,21 @@ class StepTime:
 class EngineShelf:
     """The one engine that is loaded: sections that want the same one in a row share it, for starting takes seconds."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self) -> None:
         self._config: EngineConfig | None = None
         self._engine: LLMEngine | None = None
 
-    def engine(self, folder: Path, drafting: Drafting, **changes: object) -> LLMEngine:
+    def engine(self, settings: Settings, folder: Path, drafting: Drafting, **changes: object) -> LLMEngine:
         """With random weights, warm at every batch size. Whoever had the last one may no longer use it."""
         rates = drafting.rates or (0.0,) * drafting.num_drafts
-        wanted = engine_config(self._settings, folder, replace(drafting, rates=()), **changes)
+        wanted = engine_config(settings, folder, replace(drafting, rates=()), **changes)
         if wanted != self._config:
             self.clear()
             start_s = time.perf_counter()
             self._config, self._engine = wanted, LLMEngine(wanted)
             start_s = time.perf_counter() - start_s
-            for batch in self._settings.batch_sizes:
-                run_batch(self._engine, self._settings, batch, num_output=8, seed=99)
+            for batch in settings.batch_sizes:
+                run_batch(self._engine, settings, batch, num_output=8, seed=99)
             print(f"   ({folder.name}, {drafting.proposer}: engine ready in {start_s:.1f} s)", flush=True)
         assert self._engine is not None
         set_synthetic_rates(self._engine, rates)
@@ -158,7 +157,7 @@ class EngineShelf:
         """Give back everything that the engine holds."""
         self._config = self._engine = None
         gc.collect()
-        if self._settings.device.type == "cuda":
+        if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
@@ -208,12 +207,15 @@ def _random_ids(count: int, seed: int) -> tuple[int, ...]:
 
 def write_drafts(settings: Settings) -> Path:
     """Recorded texts for the proposer that takes its drafts from a file, so that every step has all its drafts."""
-    file = settings.scratch / "drafts.jsonl"
+    num_prompts = max(settings.batch_sizes)
+    file = settings.scratch / f"drafts_{num_prompts}_{settings.num_runs}.jsonl"
+    if file.exists():
+        return file
     output = [(7 * index) % 490 + 2 for index in range(settings.num_outputs[1] + 64)]
     seeds = [*range(settings.num_runs), 99]
     with file.open("w", encoding="utf-8") as stream:
         for seed in seeds:
-            for index in range(max(settings.batch_sizes)):
+            for index in range(num_prompts):
                 row = {"prompt_token_ids": prompt_ids(settings, index, seed), "output_token_ids": output}
                 stream.write(json.dumps(row) + "\n")
     return file

@@ -23,9 +23,21 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="sections to run")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny shapes and texts: a trial without a GPU")
-    parser.add_argument("--runs", type=int, default=3, help="of which the median counts")
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        default=["3"],
+        metavar="[SECTION=]N",
+        help="of which the median counts",
+    )
     parser.add_argument("--outputs", type=int, nargs=2, default=(128, 256), metavar=("SHORT", "LONG"))
-    parser.add_argument("--batches", type=int, nargs="+", default=(1, 16, 64))
+    parser.add_argument(
+        "--batches",
+        nargs="+",
+        default=["1,16,64"],
+        metavar="[SECTION=]N,N",
+        help="batch sizes",
+    )
     parser.add_argument("--shapes", nargs="+", choices=DECODE_SHAPES, default=DECODE_SHAPES, help="of section decode")
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=[], help="others to run beside ours")
     parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of EngineConfig")
@@ -46,16 +58,33 @@ def engine_fields(texts: list[str]) -> dict[str, object]:
     return fields
 
 
+def split_by_section(texts: list[str], default: tuple[int, ...]) -> tuple[tuple[int, ...], dict[str, tuple[int, ...]]]:
+    """Numbers for all sections, and those of single ones: 3 decode=5, or 1,16,64 verify=1,16."""
+    of_section: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        section, equals, numbers = text.rpartition("=")
+        if equals and section not in SECTIONS:
+            raise SystemExit(f"{text}: no section {section!r}; there are {', '.join(SECTIONS)}")
+        counts = tuple(int(number) for number in numbers.split(","))
+        if equals:
+            of_section[section] = counts
+        else:
+            default = counts
+    return default, of_section
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     device = torch.device(options.device)
+    (num_runs, *_), runs_of = split_by_section(options.runs, (3,))
+    batch_sizes, batches_of = split_by_section(["1,2"] if options.small else options.batches, (1, 16, 64))
     with tempfile.TemporaryDirectory() as scratch:
         settings = Settings(
             device=device,
             num_prompt=24 if options.small else 1024,
             num_outputs=(8, 16) if options.small else tuple(options.outputs),
-            num_runs=options.runs,
-            batch_sizes=(1, 2) if options.small else tuple(options.batches),
+            num_runs=num_runs,
+            batch_sizes=batch_sizes,
             scratch=Path(scratch),
             is_small=options.small,
             shapes=tuple(options.shapes),
@@ -68,11 +97,14 @@ def main(arguments: list[str] | None = None) -> int:
             f"{ceilings.operations_per_s / 1e12:.0f} TFLOP/s; torch {torch.__version__}",
             flush=True,
         )
-        bench = Bench(settings, ceilings, EngineShelf(settings))
+        bench = Bench(settings, ceilings, EngineShelf())
         if options.profile:
             profile_steps(bench, options.profile)
             return 0
-        verdicts = run_sections(bench, options.only)
+        changes: dict[str, dict[str, object]] = {name: {"num_runs": counts[0]} for name, counts in runs_of.items()}
+        for name, sizes in batches_of.items():
+            changes.setdefault(name, {})["batch_sizes"] = sizes
+        verdicts = run_sections(bench, options.only, changes)
         bench.shelf.clear()
         if options.peers:
             print("\n== peers: the same prompts, rules and clock")

@@ -21,7 +21,7 @@ def profile_steps(bench: Bench, case: str) -> None:
     shape, _, rest = case.partition(":")
     proposer, _, drafts = rest.partition(":")
     drafting = Drafting(proposer or "none", int(drafts or 0))
-    engine = bench.shelf.engine(bench.folder(shape), drafting)
+    engine = bench.shelf.engine(bench.settings, bench.folder(shape), drafting)
     for batch in bench.settings.batch_sizes:
         print(f"\n-- {case} batch {batch}", flush=True)
         _profile_batch(engine, bench.settings, batch)

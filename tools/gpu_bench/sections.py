@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import Checkpoint
@@ -64,7 +64,7 @@ class Bench:
         """A step by the rules, once a run of the benchmark."""
         key = (shape, drafting, batch, *changes.items())
         if key not in self.known:
-            engine = self.shelf.engine(self.folder(shape), drafting, **changes)
+            engine = self.shelf.engine(self.settings, self.folder(shape), drafting, **changes)
             time = measure_step(engine, self.settings, batch)
             draft_floor_s = self.draft_floor_s(shape, engine.memory.specs, batch, drafting.num_drafts)
             target_floor_s = self.target_floor_s(shape, engine.memory.specs, batch, drafting.num_drafts + 1)
@@ -242,7 +242,9 @@ def end_to_end_multi(bench: Bench) -> list[Verdict]:
 def _end_to_end(bench: Bench, shape: str, proposer: str, num_drafts: int) -> list[Verdict]:
     print(f"{'case':<30}{'batch':>6}{'length':>8}{'tok/s':>9}{'decode':>9}{'allowed':>9}{'share':>7}  published")
     peer = bench.published(published.VLLM_TOKEN_PER_S, (shape, num_drafts))
-    engine = bench.shelf.engine(bench.folder(shape), Drafting(proposer, num_drafts, ACCEPTANCE_RATES[:num_drafts]))
+    engine = bench.shelf.engine(
+        bench.settings, bench.folder(shape), Drafting(proposer, num_drafts, ACCEPTANCE_RATES[:num_drafts])
+    )
     case = f"{shape} k={num_drafts}"
     return [_tokens_a_second(bench, engine, case, batch, peer) for batch in bench.settings.batch_sizes]
 
@@ -286,7 +288,7 @@ def recording(bench: Bench) -> list[Verdict]:
         f"records of a step of {batch} requests by themselves: {1e6 * alone_s:.1f} us of host time; the journal's line "
         f"of a finished request: {1e6 * line_s:.0f} us, once in {settings.num_outputs[1]} steps"
     )
-    engine = bench.shelf.engine(bench.folder(shape), Drafting())
+    engine = bench.shelf.engine(bench.settings, bench.folder(shape), Drafting())
     cost = recording_cost(engine, settings, batch, settings.num_outputs[1], settings.num_runs)
     print(
         f"{shape} batch {batch}: {1e3 * cost.with_s:.4f} ms with, {1e3 * cost.without_s:.4f} ms without, "
@@ -343,8 +345,9 @@ def run_peers(bench: Bench, names: Sequence[str]) -> None:
 _OF_STEPS = ("decode", "verify", "draft_single", "draft_multi", "ngram")
 
 
-def run_sections(bench: Bench, names: Sequence[str]) -> list[Verdict]:
-    """Those of SECTIONS, each with its time; what fails is said, and the others run."""
+def run_sections(bench: Bench, names: Sequence[str], changes: Mapping[str, dict[str, Any]]) -> list[Verdict]:
+    """Those of SECTIONS, each with its time; what fails is said, and the others run. `changes`: section -> fields of
+    Settings that are its own."""
     verdicts: list[Verdict] = []
     for name in names:
         start_s = time.perf_counter()
@@ -353,7 +356,7 @@ def run_sections(bench: Bench, names: Sequence[str]) -> list[Verdict]:
             flush=True,
         )
         try:
-            verdicts += SECTIONS[name](bench)
+            verdicts += SECTIONS[name](replace(bench, settings=replace(bench.settings, **changes.get(name, {}))))
         except Exception as error:  # a section must not take the others' figures with it
             print(f"section {name} failed: {type(error).__name__}: {error}", flush=True)
             verdicts.append(Verdict(f"{name}: the section runs", None, 1.0))
