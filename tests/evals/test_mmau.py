@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from specbench.arrivals import ClosedLoad
 from specbench.errors import UserError
 from specbench.evals import mmau
 from specbench.evals.registry import load_task
 from specbench.evals.task import EvalModel, Task, measured_requests, rescore, score_result
-from specbench.generate import GenerateRequest, GenerateResult
+from specbench.generate import GenerateListener, GenerateRequest, GenerateResult
+from specbench.model_choice import PACKAGED_CHECKPOINT
 from specbench.records import RequestRecord, SampleRecord
 from specbench.reports.accuracy import accuracy_metrics
 from specbench.run_config import EvalConfig, SamplingConfig
+from tests.engine.harness import make_engine
 
 Build = Callable[..., EvalConfig]
 
@@ -280,6 +285,33 @@ def test_the_hub(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(fake, "load_dataset")
     with pytest.raises(UserError, match=r"give eval\.data=FILE and eval\.audio=DIR"):
         load(build())
+
+
+def test_the_packaged_model_hears_its_questions(build: Build, tmp_path: Path, sampling: SamplingConfig) -> None:
+    """With drafts, and with a clip of its ten that is no sound and one that is not there: each fails alone."""
+    shutil.copytree(mmau.PACKAGED_QUESTIONS.parent, tmp_path / "nano", dirs_exist_ok=True)
+    rows = json.loads((tmp_path / "nano" / "questions.json").read_text(encoding="utf-8"))[:10]
+    (tmp_path / "nano" / rows[2]["audio_id"]).write_bytes(b"fLaC")
+    (tmp_path / "nano" / rows[7]["audio_id"]).unlink()
+    data = tmp_path / "nano" / "ten.json"
+    data.write_text(json.dumps(rows), encoding="utf-8")
+    task = load(build(data=str(data), max_output_tokens=96))
+    greedy = replace(sampling, temperature=0.0, frequency_penalty=0.0, min_tokens=0, bad_words=(), stop_token_ids=())
+    engine = make_engine(PACKAGED_CHECKPOINT, k=8, max_model_len=512, max_num_batched_tokens=128, block_size=16)
+    results: list[GenerateResult] = []
+    engine.generate(measured_requests(task, greedy), ClosedLoad(4), GenerateListener(results.append))
+    failed = [one.record.sample_id for one in results if one.record.error is not None]
+    assert sorted(failed) == sorted(rows[index]["id"] for index in (2, 7))
+    metrics, _ = accuracy(task, results, "choice_parse")
+    assert metrics["total"] == 10 and metrics["correct"] >= 7 and metrics["invalid"] == 2
+    assert sum(step.num_accepted for one in results for step in one.verify_steps) > 0
+
+
+def test_the_packaged_questions_with_the_packaged_model(build: Build) -> None:
+    task = load(build(num_samples=30), packaged_model=True)
+    assert (task.data.name, task.data.packaged, len(task.samples)) == ("nano_audio", True, 30)
+    assert task.notices == ("nano_audio: made-up sounds and questions that come with specbench, not MMAU",)
+    assert Counter(sample.groups["task"] for sample in task.samples) == {"music": 10, "sound": 10, "speech": 10}
 
 
 def test_known_version_is_that_of_the_file(mmau_file: Path) -> None:
