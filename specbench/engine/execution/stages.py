@@ -28,6 +28,7 @@ from specbench.engine.proposers.row_indices import row_indices
 from specbench.engine.sampling.drafting import DraftSampling, allocate_draft_probabilities
 from specbench.engine.sampling.row_chunks import log_total
 from specbench.engine.sampling.sampler import SamplingRows, process, sample
+from specbench.engine.sampling.sharded import sample_own
 from specbench.engine.sampling.verification import (
     ACCEPTANCE_RULES,
     Laws,
@@ -128,8 +129,11 @@ class StepStages:
             self._commit(batch, verdict, results)
             return []
         rows = batch.sampling_rows(self.state, forwarded.positions)
-        logits = self._logits(forwarded)
         wants_logprobs = self.state.sampling.is_any_logprob(batch.indices.rows_np)
+        if not wants_logprobs and self._can_sample_own(rows):
+            self._match_and_commit(batch, self._sample_own(forwarded, rows), results)
+            return []
+        logits = self._logits(forwarded)
         raw = LogprobRows.keep(logits, batch, self.state, self.k, is_processed=False) if wants_logprobs else None
         logits = process(logits, rows)
         law = LogprobRows.keep(logits, batch, self.state, self.k, is_processed=True) if wants_logprobs else None
@@ -138,19 +142,40 @@ class StepStages:
 
     def verify_greedy(self, forwarded: Forwarded, results: StepResults) -> None:
         """The same where every request is greedy and asks for nothing."""
-        self._accept_and_commit(forwarded.batch, self._logits(forwarded), None, results)
+        if self._can_sample_own(None):
+            self._match_and_commit(forwarded.batch, self._sample_own(forwarded, None), results)
+        else:
+            self._accept_and_commit(forwarded.batch, self._logits(forwarded), None, results)
 
     def verify_tempered(self, forwarded: Forwarded, results: StepResults) -> None:
         """The same where no request asks for more than a temperature."""
         batch = forwarded.batch
         positions = batch.sampled_positions(forwarded.positions)
         rows = self.state.sampling.tempered_rows(batch.indices.persistent_row_of_logits, positions)
-        self._accept_and_commit(batch, process(self._logits(forwarded), rows), rows, results)
+        if self._can_sample_own(rows):
+            self._match_and_commit(batch, self._sample_own(forwarded, rows), results)
+        else:
+            self._accept_and_commit(batch, process(self._logits(forwarded), rows), rows, results)
 
-    def _logits(self, forwarded: Forwarded) -> torch.Tensor:
+    def _can_sample_own(self, rows: SamplingRows | None) -> bool:
+        """Whether ranks share the vocabulary, and each can do its part of sampling with its own logits."""
+        if self.model.vocabulary.is_whole:
+            return False
+        needs_laws = rows is not None and self.draft_probabilities is not None
+        return rows is None or not (needs_laws or rows.needs_whole_rows)
+
+    def _sample_own(self, forwarded: Forwarded, rows: SamplingRows | None) -> torch.Tensor:
+        """The target's samples, int64 [num_logits], without gathering logits."""
+        own_logits = self.model.compute_own_logits(self._sampled_hiddens(forwarded))
+        return sample_own(own_logits, rows, self.model.vocabulary)
+
+    def _sampled_hiddens(self, forwarded: Forwarded) -> torch.Tensor:
         logits_rows = forwarded.batch.indices.token_row_of_logits
         hiddens = forwarded.hidden.hidden_states
-        return self.model.compute_logits(hiddens if logits_rows is None else hiddens[logits_rows])
+        return hiddens if logits_rows is None else hiddens[logits_rows]
+
+    def _logits(self, forwarded: Forwarded) -> torch.Tensor:
+        return self.model.compute_logits(self._sampled_hiddens(forwarded))
 
     def _accept_and_commit(
         self, batch: InputBatch, logits: torch.Tensor, rows: SamplingRows | None, results: StepResults
@@ -161,7 +186,10 @@ class StepStages:
         if rows is not None and is_drawn and self.k and not is_synthetic:
             self._commit(batch, self._verify_draws(batch, logits, rows), results)
             return
-        sampled_ids = sample(logits, rows)
+        self._match_and_commit(batch, sample(logits, rows), results)
+
+    def _match_and_commit(self, batch: InputBatch, sampled_ids: torch.Tensor, results: StepResults) -> None:
+        """Drafts against the target's own samples, [num_logits], or against coins."""
         if fusion.is_fused(sampled_ids) and batch.indices.num_live is not None:
             self._accept_by_kernel(batch, sampled_ids, results)
             return

@@ -114,7 +114,8 @@ class Vocabulary:
         lowest. Two numbers a row are sent, not its scores."""
         if self.is_whole:
             return scores.argmax(dim=-1)
-        values, ids = scores.max(dim=-1)
+        ids = scores.argmax(dim=-1)
+        values = scores.gather(1, ids[:, None])[:, 0]
         # fp32 and ids are exact in fp64. The first of equal maxima over ranks has the lowest ids.
         best = self.parallel.all_gather(torch.stack([values.double(), (ids + self.start).double()], dim=-1))
         rank = best[:, :, 0].argmax(dim=0)

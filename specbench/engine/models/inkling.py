@@ -347,6 +347,7 @@ class InklingMTPModules:
         self.num_modules = num_modules
         self.attention = target.attention
         self._target = target
+        self.vocabulary = target.vocabulary
         self._cache_groups = module_cache_groups(config, num_modules, weights.dtype.itemsize, faults)
         index = CacheIndex(self._cache_groups)
         self._modules = [InklingModule(config, weights, index, module) for module in range(num_modules)]

@@ -55,6 +55,7 @@ class MiMoModules:
         self.num_modules = num_modules
         self.attention = target.attention
         self._target = target
+        self.vocabulary = target.vocabulary
         self._cache_groups = module_cache_groups(config, num_modules, weights.dtype.itemsize, ())
         (group,) = self._cache_groups
         self._modules = [MiMoModule(config, weights, target, group, module) for module in range(num_modules)]

@@ -14,7 +14,21 @@ from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.parallel import TensorParallel, Vocabulary
 
 
-class TargetModel(Protocol):
+class LogitsModel(Protocol):
+    """What has a head."""
+
+    vocabulary: Vocabulary
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[num_rows, hidden] -> fp32 [num_rows, vocab]."""
+        ...
+
+    def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[num_rows, hidden] -> fp32 [num_rows, this rank's range of the vocabulary]."""
+        ...
+
+
+class TargetModel(LogitsModel, Protocol):
     """A model that verifies."""
 
     hidden_size: int
@@ -22,7 +36,6 @@ class TargetModel(Protocol):
     dtype: torch.dtype
     device: torch.device
     parallel: TensorParallel
-    vocabulary: Vocabulary
     #: Attention group name -> distances that its relative bias covers.
     relative_extents: dict[str, int]
     attention: AttentionBackend
@@ -43,14 +56,6 @@ class TargetModel(Protocol):
 
     def final_norm(self, x: torch.Tensor) -> torch.Tensor: ...
 
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[num_rows, hidden] -> fp32 [num_rows, vocab]."""
-        ...
-
-    def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[num_rows, hidden] -> fp32 [num_rows, this rank's range of the vocabulary]."""
-        ...
-
 
 class ContentEncoder(Protocol):
     """A target that hears or sees."""
@@ -60,7 +65,7 @@ class ContentEncoder(Protocol):
         ...
 
 
-class MTPModules(Protocol):
+class MTPModules(LogitsModel, Protocol):
     """A stack of multi-token prediction modules; module m's row p predicts the token at p + m + 2."""
 
     num_modules: int
@@ -79,7 +84,3 @@ class MTPModules(Protocol):
     ) -> torch.Tensor:
         """Row p: the embedding of the token at p + module + 1 and the previous hidden at p -> this module's hidden."""
         ...
-
-    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...
-
-    def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor: ...

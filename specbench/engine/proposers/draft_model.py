@@ -210,7 +210,7 @@ class DraftModel:
 
     def _draft(self, index: int, batch: DraftBatch, hidden: Tensor, position: Tensor) -> None:
         """Choose draft `index` from each request's row at `position`; none where that row lies past the limit."""
-        token_ids = batch.sample_draft(index, self.model.compute_logits(hidden))
+        token_ids = batch.sample_draft_from(index, self.model, hidden)
         if self.limit < self.config.max_model_len:
             batch.write_draft(index, torch.where(position < self.limit, token_ids, -1))
 

@@ -54,4 +54,4 @@ class DraftModules:
 
     def draft(self, index: int, batch: DraftBatch, hidden: Tensor) -> None:
         """Choose draft `index` of every request from a module's hidden at its last row, [num_requests, hidden]."""
-        batch.sample_draft(index, self.modules.compute_logits(hidden))
+        batch.sample_draft_from(index, self.modules, hidden)

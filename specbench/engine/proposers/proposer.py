@@ -16,7 +16,7 @@ from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.layers import fusion
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.features import StepFeatures
-from specbench.engine.models.target import TargetModel
+from specbench.engine.models.target import LogitsModel, TargetModel
 from specbench.engine.sampling.drafting import DraftSampling
 from specbench.engine.sampling.sampler import greedy_ids
 
@@ -101,6 +101,15 @@ class DraftBatch:
         """Choose draft `index` of every request from fp32 logits [num_requests, vocab], write it and return it,
         [num_requests] int64: the argmax (ties: lowest id), or a draw whose probabilities verification will find."""
         token_ids = greedy_ids(logits) if self.sampling is None else self.sampling.draw(index, logits)
+        self.write_draft(index, token_ids)
+        return token_ids
+
+    def sample_draft_from(self, index: int, model: LogitsModel, hidden: torch.Tensor) -> torch.Tensor:
+        """The same from what the model's head makes of hidden states [num_requests, hidden]. Where ranks share the
+        vocabulary, an argmax gathers no logits."""
+        if self.sampling is not None or model.vocabulary.is_whole:
+            return self.sample_draft(index, model.compute_logits(hidden))
+        token_ids = model.vocabulary.argmax(model.compute_own_logits(hidden))
         self.write_draft(index, token_ids)
         return token_ids
 

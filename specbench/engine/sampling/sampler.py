@@ -45,6 +45,12 @@ class SamplingRows:
     penalties: PenaltyRows | None = None
     ruled: tuple[RuledRows, ...] = ()
 
+    @property
+    def needs_whole_rows(self) -> bool:
+        """Whether anything is asked for that looks at more than one id at a time, a temperature apart."""
+        passes = (self.min_p, self.top_k, self.top_p, self.penalties)
+        return bool(self.ruled) or any(each is not None for each in passes)
+
 
 def process(logits: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
     """The logits whose softmax is each row's law: fp32 [num_rows, vocab], changed in place. `rows` None: every row is
