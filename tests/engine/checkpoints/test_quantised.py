@@ -26,6 +26,14 @@ from tests.engine.models.test_inkling import random_ids
 from tests.engine.tiny_decoders import build_tiny_decoder
 from tests.engine.tiny_inkling import build_tiny_inkling
 
+TINY_QWEN3 = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 256,
+    "num_hidden_layers": 1,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 128,
+}
 E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
 Tensors = dict[str, Tensor]
 
@@ -235,3 +243,19 @@ def test_products_are_kept_as_a_whole_or_not_at_all() -> None:
     tensors["a.experts.0.down_proj.weight"] = entry("a.experts.0.down_proj.weight", FP8)
     tensors["b.down_proj.weight"] = entry("b.down_proj.weight", FP8, inner=200)
     assert [name for name, one in keep_in_codes(tensors).items() if one.is_kept] == ["a.o_proj.weight"]
+
+
+def test_a_model_in_codes_says_what_the_dequantised_one_says(tmp_path: Path) -> None:
+    """Products with codes, in Triton's interpreter; what is held is what was predicted, half of bf16 and some."""
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4}
+    config = TINY_QWEN3 | sizes
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    engines = {
+        way: make_engine(tmp_path, load="random", quantised_weights=way, attention_backend="triton")
+        for way in ("keep", "dequantise")
+    }
+    kept, dequantised = engines["keep"], engines["dequantise"]
+    assert kept.memory.fixed_bytes["target_weights"] == kept.model.num_bytes < dequantised.model.num_bytes
+    requests = [token_request("0", random_ids(4), 3)]
+    assert outputs(kept, requests) == outputs(dequantised, requests)
