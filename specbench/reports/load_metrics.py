@@ -36,9 +36,15 @@ def load_metrics(run: RunRecord, columns: StepColumns, duration_s: float | None)
         "lag_ms": distribution(1000 * np.array([_lag_s(request) for request in timed])),
         "client_queue_ms": distribution(1000 * np.array([_queue_s(request) for request in timed])),
         "gaps": _gaps(load, timed if is_whole else []),
+        "backlog": _backlog(load, timed if is_whole else []),
         "goodput": _goodput(run.config.get("report", {}), columns.requests, duration_s),
         "steady_state": _steady_state(load, columns if is_whole else None),
     }
+
+
+def _by_repeat(requests: Sequence[RequestRecord]) -> list[list[RequestRecord]]:
+    in_order = sorted(requests, key=lambda one: one.repeat)
+    return [list(group) for _, group in groupby(in_order, key=lambda one: one.repeat)]
 
 
 def _queue_s(request: RequestRecord) -> float:
@@ -55,8 +61,9 @@ def _gaps(load: dict, timed: Sequence[RequestRecord]) -> dict:
 
     By Kolmogorov and Smirnov's test. None for a law that has no gaps, and where a wait for a place bent it.
     """
-    by_repeat = groupby(sorted(timed, key=lambda one: (one.repeat, one.arrival_s)), key=lambda one: one.repeat)
-    gaps_s = np.concatenate([np.zeros(0), *(np.diff([one.arrival_s for one in group]) for _, group in by_repeat)])
+    gaps_s = np.concatenate(
+        [np.zeros(0), *(np.diff(np.sort([one.arrival_s for one in group])) for group in _by_repeat(timed))]
+    )
     if len(gaps_s) == 0:
         return {"n": 0, "mean_s": None, "variation": None, "p_value": None}
     mean_s = float(gaps_s.mean())
@@ -76,6 +83,29 @@ def _gap_test(load: dict, gaps_s: np.ndarray) -> float | None:
     from scipy.stats import kstest  # takes a second to import
 
     return float(kstest(gaps_s, "gamma", args=(shape, 0, 1 / (load["rate"] * shape))).pvalue)
+
+
+def _backlog(load: dict, timed: Sequence[RequestRecord]) -> dict:
+    """Requests out after a quarter of the arrivals and at the last one, pooled over repeats, and how far chance alone
+    moves their difference. A target that keeps up with a rate has as many out at either time.
+
+    The time between adds its arrivals and takes its ends: as counts, of variance n (over `burstiness` of clustered
+    arrivals). None where the rate is not the same all along.
+    """
+    nothing = {"at_quarter": None, "at_end": None, "standard_error": None}
+    if load.get("name") not in ("poisson", "gamma"):
+        return nothing
+    at_quarter = at_end = variance = 0.0
+    for group in _by_repeat(timed):
+        flight = _Flight.of([one for one in group if one.last_token_s is not None])
+        if len(flight.arrival_s) < MIN_GAPS:
+            return nothing
+        quarter_s, end_s = float(np.quantile(flight.arrival_s, 0.25)), float(flight.arrival_s.max())
+        quarter, end = flight.num_out(quarter_s), flight.num_out(end_s)
+        num_arrived = int((flight.arrival_s > quarter_s).sum())
+        at_quarter, at_end = at_quarter + quarter, at_end + end
+        variance += num_arrived / min(1.0, load.get("burstiness") or 1.0) + (num_arrived - end + quarter)
+    return {"at_quarter": at_quarter, "at_end": at_end, "standard_error": variance**0.5} if variance else nothing
 
 
 def _goodput(report: dict, requests: Sequence[RequestRecord], duration_s: float | None) -> dict:
@@ -125,7 +155,7 @@ def _steady_state(load: dict, columns: StepColumns | None) -> dict:
         return {"windows_s": []} | dict.fromkeys(("duration_s", "share", "mean_in_flight", "output_token_per_s"))
     first_s = min((request.arrival_s for request in columns.requests), default=0.0)
     spans_s, in_flight_s, windows = 0.0, 0.0, []
-    for _, group in groupby(sorted(columns.requests, key=lambda one: one.repeat), key=lambda one: one.repeat):
+    for group in _by_repeat(columns.requests):
         flight = _Flight.of([one for one in group if one.last_token_s is not None])
         spans_s += flight.span_s
         window = flight.window(load)
@@ -178,6 +208,9 @@ class _Flight:
             return None
         places = np.flatnonzero(is_busy)
         return _Window(float(times_s[order][places[0]]), float(times_s[order][places[-1] + 1]))
+
+    def num_out(self, at_s: float) -> int:
+        return int(((self.arrival_s <= at_s) & (self.end_s > at_s)).sum())
 
     def integral(self, window: _Window) -> float:
         """Seconds that requests were out within the window, summed over them."""

@@ -7,6 +7,7 @@ should be (drafting_checks.py), what text was decoded (text_checks.py).
 from __future__ import annotations
 
 from specbench.reports.health_check import (
+    ALARM_STANDARD_ERRORS,
     FAILED,
     NOT_CHECKED,
     OK,
@@ -88,6 +89,15 @@ def _timetable(evidence: Evidence) -> Finding:
     return judged(lag_ms["mean"] > MAX_MEAN_LAG_MS, text, {"mean_ms": lag_ms["mean"], "p99_ms": lag_ms["p99"]})
 
 
+def _kept_up(evidence: Evidence) -> Finding:
+    backlog = evidence.metrics["load"]["backlog"]
+    if backlog["standard_error"] is None:
+        return not_checked("does not apply: the load has no rate that stays, or too few requests")
+    growth = backlog["at_end"] - backlog["at_quarter"]
+    text = f"{backlog['at_quarter']:g} requests out after a quarter of the arrivals, {backlog['at_end']:g} at the last"
+    return judged(growth > ALARM_STANDARD_ERRORS * backlog["standard_error"], text, backlog)
+
+
 CHECKS = (
     HealthCheck(
         name="identities",
@@ -120,6 +130,14 @@ CHECKS = (
         why="a client that sends late sends another load, and hides the waiting that a slow target causes",
         where="other work on this machine's processors; how long the engine holds Python's lock",
         look=_timetable,
+    ),
+    HealthCheck(
+        name="kept_up",
+        title="The target kept up with the load",
+        threshold=f"growth of requests out within {ALARM_STANDARD_ERRORS:g} standard errors",
+        why="behind a rate that is above the target's, latency measures how long the run was",
+        where="load.rate against the throughput of load=offline",
+        look=_kept_up,
     ),
     HealthCheck(
         name="p99_requests",

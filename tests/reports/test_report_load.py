@@ -190,3 +190,28 @@ def test_the_terminal_shows_goodput_where_there_is_an_slo():
     assert shown["Goodput (req/s)"] == "0.20, 33.33% (1/3) of requests"
     others = summary_rows(make_run(2), compute_metrics(make_run(2), steady_log()))
     assert "Goodput (req/s)" not in {row.label for row in others}
+
+
+def queue_of(rate: float, service_s: float, seed: int, num_requests: int = 300) -> list[RequestRecord]:
+    """Poisson arrivals at one server that takes an exponential time for each request."""
+    generator = np.random.default_rng(seed)
+    arrival_s, free_s, requests = 0.0, 0.0, []
+    for index in range(num_requests):
+        arrival_s += generator.exponential(1 / rate)
+        free_s = max(free_s, arrival_s) + generator.exponential(service_s)
+        requests.append(
+            make_request(
+                f"r{index}", scheduled_s=arrival_s, arrival_s=arrival_s, client_queue_s=0.0, last_token_s=free_s
+            )
+        )
+    return requests
+
+
+@pytest.mark.parametrize(("service_s", "status"), [(0.6, "ok"), (2.5, "warning")])
+def test_a_target_that_falls_behind_is_named(service_s: float, status: str):
+    run = run_of({"name": "poisson", "rate": 1.0})
+    for seed in range(5):
+        log = EventLog(queue_of(1.0, service_s, seed))
+        (check,) = [one for one in compute_metrics(run, log)["health"] if one["name"] == "kept_up"]
+        assert check["status"] == status, check["seen"]
+    assert figures(run_of({"name": "burst", "rate": 1.0, "burst_size": 2}), log.requests)["backlog"]["at_end"] is None
