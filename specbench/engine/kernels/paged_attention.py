@@ -136,7 +136,7 @@ def paged_attention(
     if is_split:
         partial = query.new_empty((num_rows, num_heads, plan.num_splits, head_dim), dtype=torch.float32)
         lse = query.new_empty((num_rows, num_heads, plan.num_splits), dtype=torch.float32)
-    of_relative = relative or RelativeTerm(query, query)
+    by_distance = query if relative is None else _bias_by_distance(relative)
     assert query.stride(1) == head_dim and query.stride(2) == 1 and kv_cache.is_contiguous()
     assert batch.block_table.stride(1) == 1 and batch.query_start_loc.is_contiguous()
     assert batch.first_position.is_contiguous() and (batch.num_live is None or batch.num_live.is_contiguous())
@@ -147,8 +147,7 @@ def paged_attention(
         batch.query_start_loc,
         batch.first_position,
         batch.first_position if batch.num_live is None else batch.num_live,
-        of_relative.rows,
-        of_relative.profiles,
+        by_distance,
         query if log_scale is None else log_scale,
         output,
         partial,
@@ -157,14 +156,11 @@ def paged_attention(
         plan.num_splits,
         scale * _LOG2_E,
         query.stride(0),
-        of_relative.rows.stride(0),
         batch.block_table.stride(0),
         KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
         BLOCK_D=_dot_width(head_dim),
-        D_REL=0 if relative is None else relative.rows.shape[2],
-        BLOCK_REL=16 if relative is None else _dot_width(relative.rows.shape[2]),
         EXTENT=0 if relative is None else relative.profiles.shape[0],
         WINDOW=window or 0,
         PAGE=batch.block_size,
@@ -175,7 +171,6 @@ def paged_attention(
         HAS_PLAIN_LOOP=window is None and (not plan.is_tile_a_request or relative is not None),
         IS_SPLIT=is_split,
         BLOCK_M=plan.tile_rows,
-        WIDTH=triton.next_power_of_2(plan.tile_rows // group + plan.tile_keys),
         BLOCK_N=plan.tile_keys,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
         **launch_options(query.device),
@@ -197,6 +192,31 @@ def paged_attention(
     return output
 
 
+def _bias_by_distance(relative: RelativeTerm) -> Tensor:
+    """[T, heads, extent]: made first, so that a tile of scores looks its biases up whatever rows it holds."""
+    num_rows, num_heads, d_rel = relative.rows.shape
+    extent = len(relative.profiles)
+    by_distance = relative.rows.new_empty(num_rows, num_heads, extent)
+    assert relative.rows.stride(1) == d_rel and relative.rows.stride(2) == 1 and relative.profiles.is_contiguous()
+    _bias_tile[(triton.cdiv(num_rows * num_heads, 64), triton.cdiv(extent, 128))](
+        relative.rows,
+        relative.profiles,
+        by_distance,
+        num_rows * num_heads,
+        relative.rows.stride(0),
+        HEADS=num_heads,
+        D_REL=d_rel,
+        BLOCK_REL=_dot_width(d_rel),
+        EXTENT=extent,
+        BLOCK_M=64,
+        BLOCK_N=128,
+        PRECISION="ieee" if by_distance.dtype == torch.float32 else "tf32",
+        **launch_options(by_distance.device),
+        num_warps=4,
+    )
+    return by_distance
+
+
 def _dot_width(width: int) -> int:
     """The least width that a matrix instruction takes."""
     return max(16, triton.next_power_of_2(width))
@@ -214,8 +234,7 @@ def _attend_tile(
     query_start_loc,
     first_position,
     num_live,
-    relative,
-    profiles,
+    by_distance,
     log_scale,
     output,
     partial,
@@ -224,14 +243,11 @@ def _attend_tile(
     num_splits,
     scale,
     query_stride,
-    relative_stride,
     table_stride,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    D_REL: tl.constexpr,
-    BLOCK_REL: tl.constexpr,
     EXTENT: tl.constexpr,
     WINDOW: tl.constexpr,
     PAGE: tl.constexpr,
@@ -241,8 +257,6 @@ def _attend_tile(
     HAS_PLAIN_LOOP: tl.constexpr,
     IS_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    # Distances of a tile of rows and keys.
-    WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
@@ -276,14 +290,7 @@ def _attend_tile(
     q = tl.load(
         query + token[:, None] * query_stride + head[:, None] * HEAD_DIM + d[None, :], mask=is_in_head, other=0.0
     )
-    r = q
-    if EXTENT > 0:
-        c = tl.arange(0, BLOCK_REL)
-        r = tl.load(
-            relative + token[:, None] * relative_stride + head[:, None] * D_REL + c[None, :],
-            mask=is_live[:, None] & (c < D_REL)[None, :],
-            other=0.0,
-        )
+    biases = by_distance + (token * HEADS + head)[:, None] * EXTENT
     row_factor = tl.full([BLOCK_M], 1.0, tl.float32)
     if HAS_LOG_SCALE:
         row_factor = tl.load(log_scale + token, mask=is_live, other=1.0)
@@ -311,16 +318,14 @@ def _attend_tile(
             plain_end = tl.minimum(first - EXTENT + 1, end)
         masked_start = tl.maximum(plain_end // BLOCK_N * BLOCK_N, start)
         maximum, total, sums = _attend_keys(
-            maximum, total, sums, q, r, row_factor, kv_cache, table, profiles, kv_head, start, masked_start, end,
+            maximum, total, sums, q, biases, is_live, row_factor, kv_cache, table, kv_head, start, masked_start, end,
             first, row, scale,
-            KV_HEADS, HEAD_DIM, BLOCK_D, D_REL, BLOCK_REL, 0, 0, PAGE, HAS_LOG_SCALE, False, ROWS, WIDTH, BLOCK_N,
-            PRECISION,
+            KV_HEADS, HEAD_DIM, BLOCK_D, 0, 0, PAGE, HAS_LOG_SCALE, False, BLOCK_N, PRECISION,
         )  # fmt: skip
     maximum, total, sums = _attend_keys(
-        maximum, total, sums, q, r, row_factor, kv_cache, table, profiles, kv_head, masked_start, end, end,
+        maximum, total, sums, q, biases, is_live, row_factor, kv_cache, table, kv_head, masked_start, end, end,
         first, row, scale,
-        KV_HEADS, HEAD_DIM, BLOCK_D, D_REL, BLOCK_REL, EXTENT, WINDOW, PAGE, HAS_LOG_SCALE, True, ROWS, WIDTH, BLOCK_N,
-        PRECISION,
+        KV_HEADS, HEAD_DIM, BLOCK_D, EXTENT, WINDOW, PAGE, HAS_LOG_SCALE, True, BLOCK_N, PRECISION,
     )  # fmt: skip
 
     # A dead row, and one without keys in this split, is zero.
@@ -359,19 +364,15 @@ def _place(query_start_loc, num_reqs, ROWS: tl.constexpr, IS_TILE_A_REQUEST: tl.
 
 @triton.jit
 def _attend_keys(
-    maximum, total, sums, q, r, row_factor, kv_cache, table, profiles, kv_head, start, stop, end, first, row, scale,
+    maximum, total, sums, q, biases, is_live, row_factor, kv_cache, table, kv_head, start, stop, end, first, row, scale,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    D_REL: tl.constexpr,
-    BLOCK_REL: tl.constexpr,
     EXTENT: tl.constexpr,
     WINDOW: tl.constexpr,
     PAGE: tl.constexpr,
     HAS_LOG_SCALE: tl.constexpr,
     IS_MASKED: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -390,14 +391,14 @@ def _attend_keys(
         is_loaded = is_key[:, None] & (d < HEAD_DIM)[None, :]
         k = tl.load(keys_of_head + offset[:, None] + d[None, :], mask=is_loaded, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        distance = (first + row)[:, None] - keys[None, :]
         if EXTENT > 0:
-            scores += _bias(
-                r, profiles, first - tile_start, row, D_REL, BLOCK_REL, EXTENT, ROWS, WIDTH, BLOCK_N, PRECISION
-            )
+            is_near = is_live[:, None] & (distance >= 0) & (distance < EXTENT)
+            bias = tl.load(biases + distance, mask=is_near, other=0.0)
+            scores += bias.to(tl.float32) * 1.4426950408889634
         if HAS_LOG_SCALE:
             scores *= row_factor[:, None]
         if IS_MASKED:
-            distance = (first + row)[:, None] - keys[None, :]
             is_seen = distance >= 0
             if WINDOW > 0:
                 is_seen = is_seen & (distance < WINDOW)
@@ -414,43 +415,36 @@ def _attend_keys(
     return maximum, total, sums
 
 
-@triton.jit
-def _bias(
-    r,
+@triton.jit(do_not_specialize=("num_pairs",))
+def _bias_tile(
+    rows,
     profiles,
-    first_distance,
-    row,
+    by_distance,
+    num_pairs,
+    row_stride,
+    HEADS: tl.constexpr,
     D_REL: tl.constexpr,
     BLOCK_REL: tl.constexpr,
     EXTENT: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
 ):
-    """[BLOCK_M, BLOCK_N] bias in base 2 of keys that begin `first_distance` before the first row.
-
-    By distance first, over all distances that occur in the tile, and then shifted by each row's place.
-    """
-    n = tl.arange(0, BLOCK_N)
+    """Some pairs of row and head, some distances."""
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    pair = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    distance = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     c = tl.arange(0, BLOCK_REL)
-    if ROWS == 1:
-        by_key = _profiles_at(profiles, first_distance - n, c, D_REL, EXTENT)
-        return tl.dot(r, by_key, input_precision=PRECISION) * 1.4426950408889634
-    least = first_distance - (BLOCK_N - 1)
-    by_distance = tl.dot(
-        r, _profiles_at(profiles, least + tl.arange(0, WIDTH), c, D_REL, EXTENT), input_precision=PRECISION
-    )
-    return tl.gather(by_distance, row[:, None] + (BLOCK_N - 1 - n)[None, :], 1) * 1.4426950408889634
-
-
-@triton.jit
-def _profiles_at(profiles, distance, c, D_REL: tl.constexpr, EXTENT: tl.constexpr):
-    """[BLOCK_REL, distances], zero outside the extent."""
-    is_near = (distance >= 0) & (distance < EXTENT)
-    return tl.load(
-        profiles + distance[None, :] * D_REL + c[:, None], mask=is_near[None, :] & (c < D_REL)[:, None], other=0.0
-    )
+    is_pair, is_near, is_part = pair < num_pairs, distance < EXTENT, c < D_REL
+    of_pair = rows + (pair // HEADS).to(tl.int64)[:, None] * row_stride + (pair % HEADS)[:, None] * D_REL
+    r = tl.load(of_pair + c[None, :], mask=is_pair[:, None] & is_part[None, :], other=0.0)
+    p = tl.load(profiles + distance[:, None] * D_REL + c[None, :], mask=is_near[:, None] & is_part[None, :], other=0.0)
+    biases = tl.dot(r, tl.trans(p), input_precision=PRECISION)
+    place = by_distance + pair.to(tl.int64)[:, None] * EXTENT + distance[None, :]
+    tl.store(place, biases.to(by_distance.dtype.element_ty), mask=is_pair[:, None] & is_near[None, :])
 
 
 @triton.jit
