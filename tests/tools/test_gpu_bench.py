@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from specbench.engine.llm_engine import plan_engine_memory
+from specbench.errors import UserError
 from specbench.model_choice import SHAPES_FOLDER
 from specbench.records import EngineStep
 from tools.gpu_bench import peers
@@ -127,8 +128,22 @@ def test_engine_fields_from_the_command_line():
 def test_numbers_for_all_sections_and_for_one():
     assert split_by_section(["3", "decode=5"], (1,)) == ((3,), {"decode": (5,)})
     assert split_by_section(["verify=1,16"], (1, 16, 64)) == ((1, 16, 64), {"verify": (1, 16)})
-    with pytest.raises(SystemExit, match="no section 'decod'"):
-        split_by_section(["decod=5"], (1,))
+    for text, message in (("decod=5", "no section 'decod'"), ("decode=x", "must be numbers"), ("0", "must be numbers")):
+        with pytest.raises(UserError, match=message):
+            split_by_section([text], (1,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--profile", "qwen9"], "qwen9 is not SHAPE"),
+        (["--profile", "mimo_7b:mtp_single"], "is not SHAPE"),
+        (["--runs", "many"], "many: must be numbers"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["--small", "--device", "cpu", *arguments]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_tiny_shapes_keep_their_family_and_modules(tmp_path: Path):

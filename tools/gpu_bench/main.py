@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from specbench.errors import UserError
+
 from .cases import DECODE_SHAPES, EngineShelf, Settings
 from .ceilings import measure_ceilings
 from .goals import Verdict
@@ -64,7 +66,9 @@ def split_by_section(texts: list[str], default: tuple[int, ...]) -> tuple[tuple[
     for text in texts:
         section, equals, numbers = text.rpartition("=")
         if equals and section not in SECTIONS:
-            raise SystemExit(f"{text}: no section {section!r}; there are {', '.join(SECTIONS)}")
+            raise UserError(f"{text}: no section {section!r}; there are {', '.join(SECTIONS)}")
+        if not all(number.isdigit() and int(number) > 0 for number in numbers.split(",")):
+            raise UserError(f"{text}: must be numbers such as 3 or 1,16, or SECTION=3")
         counts = tuple(int(number) for number in numbers.split(","))
         if equals:
             of_section[section] = counts
@@ -74,8 +78,17 @@ def split_by_section(texts: list[str], default: tuple[int, ...]) -> tuple[tuple[
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse(arguments)
+    try:
+        return _run(parse(arguments))
+    except UserError as error:
+        print(f"bench_gpu: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
     device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device: torch sees no GPU; say --small --device cpu for a trial without one")
     (num_runs, *_), runs_of = split_by_section(options.runs, (3,))
     batch_sizes, batches_of = split_by_section(["1,2"] if options.small else options.batches, (1, 16, 64))
     with tempfile.TemporaryDirectory() as scratch:

@@ -9,6 +9,8 @@ import time
 import torch
 
 from specbench.engine.llm_engine import LLMEngine
+from specbench.errors import UserError
+from specbench.run_config import SHAPES
 
 from .cases import Drafting, Settings, submit_batch, synchronize
 from .sections import Bench
@@ -20,6 +22,8 @@ def profile_steps(bench: Bench, case: str) -> None:
     """Steps of SHAPE[:PROPOSER:K] at every batch size, after the prompts: wall, device, kernels; host by function."""
     shape, _, rest = case.partition(":")
     proposer, _, drafts = rest.partition(":")
+    if shape not in SHAPES or (drafts and not drafts.isdigit()) or (proposer and not drafts):
+        raise UserError(f"--profile: {case} is not SHAPE[:PROPOSER:K]; shapes are {', '.join(SHAPES)}")
     drafting = Drafting(proposer or "none", int(drafts or 0))
     engine = bench.shelf.engine(bench.settings, bench.folder(shape), drafting)
     for batch in bench.settings.batch_sizes:
