@@ -32,6 +32,7 @@ from specbench.run_config import EvalConfig
 
 PACKAGED_PROBLEMS = Path(__file__).parent.parent / "assets" / "nano_problems"
 PACKAGED_NAME = "nano_problems"
+PACKAGED_NOTICE = f"{PACKAGED_NAME}: made-up problems that come with specbench, not GSM8K"
 HUB_DATASET, HUB_CONFIG = "openai/gsm8k", "main"
 
 ZERO_SHOT_INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -123,7 +124,7 @@ def _notices(config: EvalConfig, available: ProblemSet) -> tuple[str, ...]:
     fewer = fewer_samples_notice(config.num_samples, len(available.problems))
     if not available.is_packaged:
         return fewer
-    return (f"{PACKAGED_NAME}: made-up problems that come with specbench, not GSM8K", *fewer)
+    return (PACKAGED_NOTICE, *fewer)
 
 
 def _test_problems(config: EvalConfig, model: EvalModel) -> ProblemSet:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench.errors import UserError
+from specbench.evals.gsm8k import PACKAGED_NAME, PACKAGED_NOTICE, PACKAGED_PROBLEMS
 from specbench.evals.lm_eval_judge import FEWSHOT_SEED, Judge, quiet
 from specbench.evals.task import EvalModel, Sample, Task
 from specbench.records import DataIdentity
@@ -46,12 +47,13 @@ def load_lm_eval(config: EvalConfig, model: EvalModel) -> Task:
     judge = Judge(config, loaded, _asked(loaded, config, model))
     samples = judge.samples
     scorers = _scorers(loaded)
+    is_packaged = config.data is not None and Path(config.data).resolve().parent == PACKAGED_PROBLEMS.resolve()
     data = DataIdentity(
-        name="lm_eval_" + "+".join(Path(name).stem for name in config.tasks)[:80],
+        name=PACKAGED_NAME if is_packaged else "lm_eval_" + "+".join(Path(name).stem for name in config.tasks)[:80],
         path=config.data or ", ".join(config.tasks),
         revision=f"lm-eval {_version()}",
         sha256=_sha256(samples),
-        packaged=False,
+        packaged=is_packaged,
         num_samples=len(samples),
     )
     return Task(
@@ -61,7 +63,7 @@ def load_lm_eval(config: EvalConfig, model: EvalModel) -> Task:
         scorers,
         config.scorer or next(iter(scorers), None),
         (),
-        tuple(_notices(loaded, config)),
+        (*((PACKAGED_NOTICE,) if is_packaged else ()), *_notices(loaded, config)),
         judge=judge,
     )
 

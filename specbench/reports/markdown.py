@@ -43,7 +43,7 @@ LATENCY_LABELS = {
 }
 
 #: Evals whose packaged problems imitate another one's.
-_IMITATED = {"losslessness": "GSM8K", "speed_bench": "SPEED-Bench"}
+_IMITATED = {"lm_eval": "GSM8K", "losslessness": "GSM8K", "speed_bench": "SPEED-Bench"}
 
 _THROUGHPUT_LABELS = {
     "duration_s": "Benchmark duration (s)",

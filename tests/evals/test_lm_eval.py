@@ -12,6 +12,7 @@ import pytest
 
 from specbench.engine.llm_engine import LLMEngine
 from specbench.errors import UserError
+from specbench.evals.gsm8k import PACKAGED_NOTICE, PACKAGED_PROBLEMS
 from specbench.evals.registry import load_task
 from specbench.evals.task import EvalModel, Judged, Task, measured_requests, rescore, score_result
 from specbench.generate import GenerateRequest, GenerateResult, TokenLogprob
@@ -218,6 +219,12 @@ def test_failed_requests_are_wrong_and_repeats_are_judged_apart(
     assert rescore(judged.samples, FLEXIBLE) == judged.samples
     with pytest.raises(UserError, match="unknown scorer 'official' of this run: known: exact_match/flexible-extract"):
         rescore(judged.samples, "official")
+
+
+def test_packaged_problems_keep_their_name(gsm8k: Callable[..., Task]) -> None:
+    data = str(PACKAGED_PROBLEMS / "test.jsonl")
+    task = gsm8k(data=data, fewshot_data=None, num_fewshot=0, num_samples=1)
+    assert (task.data.name, task.data.packaged, task.notices[0]) == ("nano_problems", True, PACKAGED_NOTICE)
 
 
 def test_chats_go_out_as_messages(gsm8k: Callable[..., Task], sampling: SamplingConfig) -> None:
