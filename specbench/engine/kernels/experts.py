@@ -258,7 +258,8 @@ def _choose_row(
     chosen = tl.zeros([BLOCK_CHOSEN], tl.int32)
     values = tl.full([BLOCK_CHOSEN], float("-inf"), tl.float32)
     for index in tl.static_range(CHOSEN):
-        best = tl.argmax(score, 0, tie_break_left=True)
+        # Logits that are no numbers have no largest: any expert that exists will do.
+        best = tl.minimum(tl.argmax(score, 0, tie_break_left=True), EXPERTS - 1)
         value = tl.max(tl.where(expert == best, of_expert, float("-inf")), 0)
         chosen = tl.where(place == index, best, chosen)
         values = tl.where(place == index, value, values)

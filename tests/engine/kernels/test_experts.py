@@ -91,3 +91,8 @@ def test_run(num_rows: int) -> None:
 @pytest.mark.parametrize("num_rows", [1, 2, 16, 144, 576, 1000])
 def test_run_on_a_gpu(num_rows: int, dtype: torch.dtype) -> None:
     check_run(num_rows, 66, 8, 256, 512, dtype)
+
+
+def test_experts_exist_where_logits_are_no_numbers() -> None:
+    choice = choose_by_softmax(torch.full((2, 5), float("nan"), device=DEVICE), 3, is_renormalised=True)
+    assert ((choice.experts >= 0) & (choice.experts < 5)).all()
