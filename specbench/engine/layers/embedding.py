@@ -23,7 +23,10 @@ class Embedding:
     def __call__(self, token_ids: Tensor) -> Tensor:
         # token_ids: [T] -> [T, hidden_size]
         if self._vocabulary.is_whole:
-            return torch.nn.functional.embedding(token_ids, self.weight)
+            # The operation named embedding takes several times as long for few rows on a GPU.
+            return (
+                self.weight[token_ids] if token_ids.is_cuda else torch.nn.functional.embedding(token_ids, self.weight)
+            )
         return self._vocabulary.look_up(self.weight, token_ids)
 
 

@@ -19,6 +19,7 @@ import torch
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
+from specbench.engine.layers import fusion
 from specbench.engine.layers.metadata import AttentionMetadata, RowLayout
 from specbench.engine.layers.to_device import to_device
 from specbench.engine.models.registry import module_cache_groups, module_weight_bytes
@@ -84,6 +85,13 @@ def _make_layout(
     )
 
 
+def draft_rows_kernel(batch: DraftBatch, num_modules: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """First positions, live rows and last live rows of a pass behind verifications, stale rows included."""
+    from specbench.engine.kernels.draft_inputs import draft_rows
+
+    return draft_rows(batch.first_position, batch.num_valid, batch.num_accepted, num_modules)
+
+
 class MultiModuleMTP:
     """The proposer. Its only memory of a request is the window of hiddens."""
 
@@ -122,19 +130,41 @@ class MultiModuleMTP:
 
     def propose(self, batch: DraftBatch) -> None:
         layout = draft_layout(batch.query_start_loc_np, batch.is_chunk_np, self.num_modules, self.target.device)
-        num_stale = self._num_stale_rows(batch, layout)
-        first_position = batch.first_position - num_stale
-        num_live = num_stale + batch.num_valid
+        is_by_kernel = self._is_by_kernel(batch)
+        if is_by_kernel:
+            first_position, num_live, last_rows = draft_rows_kernel(batch, self.num_modules)
+        else:
+            num_stale = self._num_stale_rows(batch, layout)
+            first_position = batch.first_position - num_stale
+            num_live = num_stale + batch.num_valid
+            last_rows = layout.indices.query_start + num_live - 1
         # Stale rows come before the target's first row, so the bound of an added row is never too small.
         max_seq_lens = [m + n for m, n in zip(batch.max_seq_lens_np, layout.num_added_np, strict=True)]
         metadata = self.modules.metadata_builder.build(
             batch.block_tables, RowLayout(layout.query_start_loc_np, first_position, num_live, max_seq_lens)
         )
-        hidden = self._gather_hidden(batch, layout, metadata.positions)
-        self._draft(batch, layout, metadata, hidden, layout.indices.query_start + num_live - 1)
+        if is_by_kernel:
+            hidden = self._hidden_by_kernel(batch, first_position)
+        else:
+            hidden = self._gather_hidden(batch, layout, metadata.positions)
+        self._draft(batch, layout, metadata, hidden, last_rows)
 
     def release(self, rows: list[int]) -> None:
         """A new occupant's first pass has no stale rows and fills the window before any is read: nothing to clear."""
+
+    def _is_by_kernel(self, batch: DraftBatch) -> bool:
+        """Whether the pass follows verifications of equally many rows, which is what the kernels are for."""
+        is_plain = self.window_size > 0 and not self.faults and not any(batch.is_chunk_np)
+        return is_plain and fusion.is_fused(batch.rows) and uniform_rows(batch.query_start_loc_np) is not None
+
+    def _hidden_by_kernel(self, batch: DraftBatch, first_position: torch.Tensor) -> torch.Tensor:
+        """As `_gather_hidden`."""
+        from specbench.engine.kernels.draft_inputs import draft_hiddens
+
+        return draft_hiddens(
+            batch.hidden_states, self.window, batch.rows, batch.first_position, batch.num_valid, first_position,
+            self.num_modules + 1,
+        )  # fmt: skip
 
     def _num_stale_rows(self, batch: DraftBatch, layout: DraftLayout) -> torch.Tensor:
         """[num_requests]: rows whose deeper entries used rejected drafts, N - 1 - accepted.

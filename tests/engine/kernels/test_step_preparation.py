@@ -9,6 +9,12 @@ pytest.importorskip("triton")
 from specbench.engine.execution.request_state import RequestState
 from specbench.engine.execution.step_results import StepResults
 from specbench.engine.kernels.acceptance import accept_and_commit
+from specbench.engine.kernels.draft_inputs import (
+    draft_hiddens,
+    draft_hiddens_reference,
+    draft_rows,
+    draft_rows_reference,
+)
 from specbench.engine.kernels.drafts import count_drafts, count_drafts_reference, store_draft
 from specbench.engine.kernels.step_preparation import (
     gather_requests,
@@ -66,6 +72,34 @@ def test_tokens_of_rows(num_tokens: int):
     assert torch.equal(pool_tokens(*arguments), pool_tokens_reference(*arguments))
     arguments = (pool, rows[request_of_row], None, positions, 0)
     assert torch.equal(pool_tokens(*arguments), pool_tokens_reference(*arguments))
+
+
+@pytest.mark.parametrize("num_modules", [2, 3, 8])
+def test_rows_of_a_drafting_pass(num_modules: int):
+    first_position, num_accepted = random_ids(140, high=12), random_ids(140, high=num_modules + 1, seed=1)
+    arguments = (first_position, num_accepted + 1, num_accepted, num_modules)
+    for found, expected in zip(draft_rows(*arguments), draft_rows_reference(*arguments), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("hidden_size", [48, 1500])
+@pytest.mark.parametrize(("num_modules", "target_rows"), [(2, 3), (8, 9), (3, 1)])
+def test_hiddens_of_a_drafting_pass(num_modules: int, target_rows: int, hidden_size: int):
+    num_requests = 4
+    hidden_states = torch.randn(num_requests * target_rows, hidden_size).to(DEVICE)
+    window = torch.randn(6, num_modules - 1, hidden_size).to(DEVICE)
+    rows = torch.tensor([4, 0, 5, 2], device=DEVICE)
+    first_position = torch.tensor([0, 3, 30, 9], device=DEVICE)
+    num_accepted = torch.tensor([0, target_rows // 2, target_rows - 1, 0], device=DEVICE)
+    first, num_live, _ = draft_rows(first_position, num_accepted + 1, num_accepted, num_modules)
+    num_valid = num_accepted + torch.tensor([1, 1, 1, 0], device=DEVICE)  # the last one is padding
+    expected_window = window.clone()
+    arguments = (rows, first_position, num_valid, first, num_modules + 1)
+    expected = draft_hiddens_reference(hidden_states, expected_window, *arguments)
+    found = draft_hiddens(hidden_states, window, *arguments)
+    assert torch.equal(window, expected_window)
+    is_live = torch.arange(num_modules + 1, device=DEVICE) < num_live[:, None]
+    assert torch.equal(found[is_live.flatten()], expected[is_live.flatten()]) and found.isfinite().all()
 
 
 @pytest.mark.parametrize("num_requests", [3, 130])

@@ -1,0 +1,143 @@
+"""Inputs of multi-module drafting behind a verification, in two launches on a GPU: which rows run, and the hiddens at
+them, with the window of the newest hiddens moved on.
+
+Belongs here: the kernels and their torch references. Why stale rows run again, proposers/mtp_multi.py says.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 128
+_BLOCK_HIDDEN = 256
+
+
+def draft_rows(
+    first_position: Tensor, num_valid: Tensor, num_accepted: Tensor, num_modules: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """From the target's first position, its valid rows and its accepted drafts to the pass' first position, its live
+    rows (the stale ones first) and the index of the last of these among all its rows, num_modules + 1 a request.
+
+    All [num_reqs] int64.
+    """
+    first, num_live, last_rows = (torch.empty_like(first_position) for _ in range(3))
+    num_reqs = len(first_position)
+    _draft_rows[(triton.cdiv(num_reqs, _BLOCK),)](
+        first_position, num_valid, num_accepted, first, num_live, last_rows, num_reqs,
+        MODULES=num_modules, BLOCK=_BLOCK, num_warps=4,
+    )  # fmt: skip
+    return first, num_live, last_rows
+
+
+def draft_rows_reference(
+    first_position: Tensor, num_valid: Tensor, num_accepted: Tensor, num_modules: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by torch's operations."""
+    num_stale = torch.minimum((num_modules - 1 - num_accepted).clamp_min(0), first_position)
+    num_live = num_stale + num_valid
+    starts = torch.arange(len(first_position), device=first_position.device) * (num_modules + 1)
+    return first_position - num_stale, num_live, starts + num_live - 1
+
+
+@triton.jit(
+    do_not_specialize=("num_reqs",),
+    do_not_specialize_on_alignment=(
+        "first_position",
+        "num_valid",
+        "num_accepted",
+        "first",
+        "num_live",
+        "last_rows",
+    ),
+)
+def _draft_rows(
+    first_position, num_valid, num_accepted, first, num_live, last_rows, num_reqs,
+    MODULES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    request = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_request = request < num_reqs
+    position = tl.load(first_position + request, mask=is_request, other=0)
+    accepted = tl.load(num_accepted + request, mask=is_request, other=0)
+    stale = tl.minimum(tl.maximum(MODULES - 1 - accepted, 0), position)
+    live = stale + tl.load(num_valid + request, mask=is_request, other=0)
+    tl.store(first + request, position - stale, mask=is_request)
+    tl.store(num_live + request, live, mask=is_request)
+    tl.store(last_rows + request, request * (MODULES + 1) + live - 1, mask=is_request)
+
+
+def draft_hiddens(
+    hidden_states: Tensor, window: Tensor, rows: Tensor, first_position: Tensor, num_valid: Tensor, first: Tensor,
+    num_rows: int,
+) -> Tensor:  # fmt: skip
+    """The target's hidden at each of the pass' rows, [num_reqs * num_rows, hidden]: from this step's rows, or from the
+    window for those before them. Then the window holds the newest valid rows' hiddens.
+
+    hidden_states [num_reqs * rows, hidden]; window [any, size, hidden], changed; rows [num_reqs] int64, of the window;
+    first_position, num_valid, first [num_reqs] int64, as for draft_rows.
+    """
+    num_reqs, hidden_size = len(rows), hidden_states.shape[1]
+    output = hidden_states.new_empty(num_reqs * num_rows, hidden_size)
+    block = min(_BLOCK_HIDDEN, triton.next_power_of_2(hidden_size))
+    assert hidden_states.is_contiguous() and window.is_contiguous()
+    _draft_hiddens[(num_reqs, triton.cdiv(hidden_size, block))](
+        hidden_states, window, rows, first_position, num_valid, first, output,
+        HIDDEN=hidden_size, TARGET_ROWS=len(hidden_states) // num_reqs, ROWS=num_rows, WINDOW=window.shape[1],
+        BLOCK_ROWS=triton.next_power_of_2(num_rows), BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    return output
+
+
+def draft_hiddens_reference(
+    hidden_states: Tensor, window: Tensor, rows: Tensor, first_position: Tensor, num_valid: Tensor, first: Tensor,
+    num_rows: int,
+) -> Tensor:  # fmt: skip
+    """The same by torch's operations."""
+    num_reqs, size = len(rows), window.shape[1]
+    # [num_reqs, size + target rows, hidden]: positions from first_position - size on
+    source = torch.cat((window[rows], hidden_states.unflatten(0, (num_reqs, -1))), 1)
+    requests = torch.arange(num_reqs, device=rows.device)[:, None]
+    offsets = (first - first_position)[:, None] + size + torch.arange(num_rows, device=rows.device)
+    output = source[requests, offsets.clamp(0, source.shape[1] - 1)]
+    window[rows] = source[requests, num_valid[:, None] + torch.arange(size, device=rows.device)]
+    return output.flatten(0, 1)
+
+
+@triton.jit
+def _load_rows(
+    of_step, of_window, index, is_place, HIDDEN: tl.constexpr, TARGET_ROWS: tl.constexpr, WINDOW: tl.constexpr
+):
+    """Hiddens at rows [R, 1] from the step's first row on: below 0 from the window, whose last entry is row -1."""
+    # Dead rows may lie behind the step's.
+    own = tl.minimum(tl.maximum(index, 0), TARGET_ROWS - 1)
+    kept = tl.minimum(tl.maximum(index + WINDOW, 0), WINDOW - 1)
+    from_step = tl.load(of_step + own * HIDDEN, mask=is_place & (index >= 0), other=0.0)
+    from_window = tl.load(of_window + kept * HIDDEN, mask=is_place & (index < 0), other=0.0)
+    return tl.where(index >= 0, from_step, from_window)
+
+
+@triton.jit(do_not_specialize_on_alignment=("rows", "first_position", "num_valid", "first"))
+def _draft_hiddens(
+    hidden_states, window, rows, first_position, num_valid, first, output,
+    HIDDEN: tl.constexpr, TARGET_ROWS: tl.constexpr, ROWS: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    request = tl.program_id(0).to(tl.int64)
+    place = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    is_place = place < HIDDEN
+    row = tl.arange(0, BLOCK_ROWS)[:, None]
+    of_step = hidden_states + request * (TARGET_ROWS * HIDDEN) + place
+    of_window = window + tl.load(rows + request) * (WINDOW * HIDDEN) + place
+    index = tl.load(first + request) - tl.load(first_position + request) + row
+    value = _load_rows(of_step, of_window, index, is_place & (row < ROWS), HIDDEN, TARGET_ROWS, WINDOW)
+    tl.store(output + (request * ROWS + row) * HIDDEN + place, value, mask=is_place & (row < ROWS))
+    is_kept = is_place & (row < WINDOW)
+    index = tl.load(num_valid + request) + row - WINDOW
+    value = _load_rows(of_step, of_window, index, is_kept, HIDDEN, TARGET_ROWS, WINDOW)
+    # Every entry is read before the first is written.
+    tl.debug_barrier()
+    tl.store(of_window + row * HIDDEN, value, mask=is_kept)
