@@ -113,7 +113,7 @@ class ModelConfig:
     trust_remote_code: bool
     #: "random" draws the weights of target and draft: for speed, of a named shape or a folder with config.json alone.
     load: Annotated[str, OneOf(("checkpoint", "random"))] = "checkpoint"
-    #: FP8 weights: dequantised when they are read, or kept in codes (half the memory, and half the reading in decode).
+    #: FP8 and NVFP4: dequantised when they are read, or kept in codes (a half or a quarter of what decoding reads).
     quantised_weights: Annotated[str, OneOf(("dequantise", "keep"))] = "dequantise"
 
 

@@ -68,7 +68,7 @@ class EngineConfig:
     accepted_rates: tuple[float, ...] | None = None
     #: "checkpoint", or "random": weights of target and draft are drawn, for speed alone.
     load: str = "checkpoint"
-    #: "dequantise" on loading, or "keep" FP8 matrices in codes, which products convert.
+    #: "dequantise" on loading, or "keep" FP8 and NVFP4 matrices in codes, which products convert.
     quantised_weights: str = "dequantise"
     #: A folder or file; None takes the checkpoint's own.
     tokenizer: str | None = None

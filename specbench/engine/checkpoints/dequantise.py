@@ -26,7 +26,9 @@ def dequantise(parts: Mapping[str, Tensor], weight: Tensor) -> None:
         rows = slice(start, start + step)
         codes = parts["codes"][rows]
         if "block_scale" in scales:
-            weight[rows] = _nvfp4(codes, scales["block_scale"][rows], _nvfp4_scale(scales, rows))
+            scale = nvfp4_scale(scales)
+            per_matrix = scale if scale.dim() == 0 else scale.view(-1, 1, 1)[rows]
+            weight[rows] = _nvfp4(codes, scales["block_scale"][rows], per_matrix)
         else:
             weight[rows] = codes.float() * _fp8_scale(parts["codes"], scales["scale"].float(), rows)
 
@@ -50,10 +52,10 @@ def _fp8_scale(codes: Tensor, scale: Tensor, rows: slice) -> Tensor:
     return by_row.repeat_interleave(FP8_BLOCK, -1)[..., : codes.shape[-1]]
 
 
-def _nvfp4_scale(scales: Mapping[str, Tensor], rows: slice) -> Tensor:
-    """One number, or one for each matrix of a stack."""
+def nvfp4_scale(scales: Mapping[str, Tensor]) -> Tensor:
+    """What multiplies the scales of blocks: one number [], or one for each matrix of a stack [E]; fp32."""
     scale = scales["scale"].float() if "scale" in scales else scales["inverse_scale"].float().reciprocal()
-    return scale.view(()) if scale.numel() == 1 else scale.view(-1, 1, 1)[rows]
+    return scale.view(()) if scale.numel() == 1 else scale.flatten()
 
 
 def _nvfp4(codes: Tensor, block_scale: Tensor, scale: Tensor) -> Tensor:

@@ -75,24 +75,29 @@ _PRODUCTS = (
 
 
 def keep_in_codes(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """FP8 matrices of plain projections marked to stay in codes; those of experts are multiplied otherwise."""
+    """Quantised matrices of plain projections marked to stay in codes; those of experts are multiplied otherwise."""
     marked = dict(tensors)
     for name in tensors:
         for ends in _PRODUCTS:
             if name.endswith(ends[0]) and ".experts." not in name:
                 names = [name.removesuffix(ends[0]) + end for end in ends]
-                if all(other in tensors and _can_be_kept(tensors[other]) for other in names):
+                found = [tensors[other] for other in names if other in tensors and _can_be_kept(tensors[other])]
+                if len(found) == len(names) and len({entry.dtype for entry in found}) == 1:
                     marked |= {other: replace(tensors[other], is_kept=True) for other in names}
     return marked
 
 
 def _can_be_kept(entry: TensorEntry) -> bool:
-    return entry.dtype == FP8 and len(entry.shape) == 2 and entry.shape[1] % FP8_BLOCK == 0
+    return entry.dtype in (FP8, NVFP4) and len(entry.shape) == 2 and entry.shape[1] % FP8_BLOCK == 0
 
 
-def kept_bytes(shape: tuple[int, ...]) -> int:
-    """Of a matrix in codes: one each, and a scale in fp32 for 128 of a row."""
-    return shape[0] * (shape[1] + 4 * shape[1] // FP8_BLOCK)
+def kept_bytes(entry: TensorEntry) -> int:
+    """Of a matrix in codes. FP8: a byte each, and a scale in fp32 for 128 of a row. NVFP4: half a byte each, a byte of
+    scale for 16 of a row, and one in fp32 a row."""
+    num_rows, width = entry.shape
+    if entry.dtype == FP8:
+        return num_rows * (width + 4 * width // FP8_BLOCK)
+    return num_rows * (width // 2 + width // NVFP4_BLOCK + 4)
 
 
 def fold_quantised(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:

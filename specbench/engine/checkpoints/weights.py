@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
-from specbench.engine.checkpoints.dequantise import dequantise, scale_by_row
+from specbench.engine.checkpoints.dequantise import dequantise, nvfp4_scale, scale_by_row
 from specbench.engine.checkpoints.file_reader import FileReader
+from specbench.engine.checkpoints.quantised import NVFP4
 from specbench.engine.checkpoints.random_weights import fill_at_random, random_fp8
 from specbench.engine.checkpoints.tensor_entry import TensorEntry
-from specbench.engine.layers.linear import Fp8Matrix
+from specbench.engine.layers.linear import Fp8Matrix, Matrix, Nvfp4Matrix
 from specbench.engine.layers.parallel import ALONE, TensorParallel
 from specbench.engine.shard import Part
 from specbench.errors import UserError
@@ -62,17 +63,31 @@ class WeightReader:
             start += rows
         return fused
 
-    def read_matrix(self, names: Sequence[str]) -> Tensor | Fp8Matrix:
+    def read_matrix(self, names: Sequence[str]) -> Matrix:
         """Matrices of one product, stacked as `read_rows` does; in codes where they are kept so."""
         if not self._tensors[names[0]].is_kept:
             return self.read_rows(names)
         parts = [self._parts_of(self._tensors[name]) for name in names]
+        if self._tensors[names[0]].dtype == NVFP4:
+            return self._nvfp4_matrix(self._tensors[names[0]], parts)
         codes = torch.cat([part["codes"] for part in parts])
         scale = torch.cat([scale_by_row(part["codes"], part["scale"]) for part in parts])
         self.num_bytes += codes.nbytes + scale.nbytes
         _check_finite(self._tensors[names[0]], scale.isfinite())
         _check_finite(self._tensors[names[0]], (codes.view(torch.uint8) & _FP8_NAN) != _FP8_NAN)
         return Fp8Matrix(codes, scale)
+
+    def _nvfp4_matrix(self, entry: TensorEntry, parts: Sequence[Mapping[str, Tensor]]) -> Nvfp4Matrix:
+        matrix = Nvfp4Matrix(
+            codes=torch.cat([part["codes"] for part in parts]),
+            block_scale=torch.cat([part["block_scale"] for part in parts]),
+            row_scale=torch.cat([nvfp4_scale(part).expand(len(part["codes"])) for part in parts]),
+        )
+        for tensor in (matrix.codes, matrix.block_scale, matrix.row_scale):
+            self.num_bytes += tensor.nbytes
+        _check_finite(entry, matrix.block_scale.float().isfinite())
+        _check_finite(entry, matrix.row_scale.isfinite())
+        return matrix
 
     def _shape(self, name: str) -> tuple[int, ...]:
         part, whole = self._parts.get(name), self._tensors[name].shape

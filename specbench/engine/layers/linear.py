@@ -1,4 +1,4 @@
-"""A matrix and its bias: plain, packed for a CPU, or in FP8 on a GPU."""
+"""A matrix and its bias: plain, packed for a CPU, or in codes of fewer bits on a GPU."""
 
 from __future__ import annotations
 
@@ -90,10 +90,46 @@ class Fp8Linear(Linear):
         return self(x).to(torch.float32)
 
 
-def make_linear(weight: Tensor | Fp8Matrix, bias: Tensor | None = None) -> Linear:
+@dataclass(frozen=True, slots=True)
+class Nvfp4Matrix:
+    """A weight as codes and scales of two levels."""
+
+    # [outputs, inputs / 2] uint8, the even column in the low half
+    codes: Tensor
+    # [outputs, inputs / 16] float8_e4m3fn
+    block_scale: Tensor
+    # [outputs] fp32
+    row_scale: Tensor
+
+
+class Nvfp4Linear(Linear):
+    """As Fp8Linear."""
+
+    def __init__(self, matrix: Nvfp4Matrix, bias: Tensor | None = None) -> None:
+        super().__init__(matrix.codes, bias)
+        self._scales = (matrix.block_scale, matrix.row_scale)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from specbench.engine.kernels import nvfp4_linear
+
+        if len(x) <= nvfp4_linear.MAX_ROWS:
+            return nvfp4_linear.nvfp4_linear(x.contiguous(), self._weight, *self._scales, self._bias)
+        return nvfp4_linear.nvfp4_linear_reference(x, self._weight, *self._scales, self._bias)
+
+    def wide(self, x: Tensor) -> Tensor:
+        return self(x).to(torch.float32)
+
+
+#: What is read for a product: numbers, or codes.
+Matrix = Tensor | Fp8Matrix | Nvfp4Matrix
+
+
+def make_linear(weight: Matrix, bias: Tensor | None = None) -> Linear:
     """Packed where that can be done and pays."""
     if isinstance(weight, Fp8Matrix):
         return Fp8Linear(weight, bias)
+    if isinstance(weight, Nvfp4Matrix):
+        return Nvfp4Linear(weight, bias)
     is_packed = can_pack(weight.numel(), weight.dtype, weight.device)
     return PackedLinear(weight, bias) if is_packed else Linear(weight, bias)
 

@@ -18,7 +18,7 @@ from specbench.engine.layers.attention_backends.backend import AttentionBackend,
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.embedding import Embedding, LogitsHead
 from specbench.engine.layers.huge_pages import use_huge_pages
-from specbench.engine.layers.linear import Fp8Matrix, can_pack, make_linear
+from specbench.engine.layers.linear import Matrix, can_pack, make_linear
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.mlp import GatedMLP
 from specbench.engine.layers.moe import MixtureOfExperts, SoftmaxRouter
@@ -92,13 +92,13 @@ class DecoderLayer:
 
 def _read_projections(
     weights: WeightReader, prefix: str, names: Sequence[str], has_bias: bool
-) -> tuple[Tensor | Fp8Matrix, Tensor | None]:
+) -> tuple[Matrix, Tensor | None]:
     """Projections of the same input as one: weight and bias."""
     weight = weights.read_matrix([f"{prefix}{name}.weight" for name in names])
     return weight, weights.read_rows([f"{prefix}{name}.bias" for name in names]) if has_bias else None
 
 
-def _read_reduced(weights: WeightReader, name: str, has_bias: bool) -> tuple[Tensor | Fp8Matrix, Tensor | None]:
+def _read_reduced(weights: WeightReader, name: str, has_bias: bool) -> tuple[Matrix, Tensor | None]:
     """A projection whose products the ranks add up: weight, and the bias, which one rank adds."""
     weight = weights.read_matrix([name + ".weight"])
     return weight, weights.read(name + ".bias").mul_(weights.parallel.rank == 0) if has_bias else None

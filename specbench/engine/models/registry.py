@@ -110,7 +110,7 @@ def open_checkpoint(path: str | Path, load: str, quantised_weights: str = "dequa
     tensors = keep_in_codes(checkpoint.tensors)
     if not any(entry.is_kept for entry in tensors.values()):
         raise UserError(
-            f"model.quantised_weights: {checkpoint.path} has no FP8 matrices that products take; say dequantise"
+            f"model.quantised_weights: {checkpoint.path} has no quantised matrices that products take; say dequantise"
         )
     return replace(checkpoint, tensors=tensors)
 
@@ -250,8 +250,8 @@ def module_weight_bytes(checkpoint: Checkpoint, dtype: str, num_modules: int, sh
 
 def _saved_bytes(checkpoint: Checkpoint, expected: ExpectedTensors, size: int) -> int:
     """What keeping matrices in codes saves of the bytes of these tensors."""
-    kept = [shape for name, shape in expected.required.items() if checkpoint.tensors[name].is_kept]
-    return sum(math.prod(shape) * size - kept_bytes(shape) for shape in kept)
+    entries = [checkpoint.tensors[name] for name in expected.required]
+    return sum(math.prod(entry.shape) * size - kept_bytes(entry) for entry in entries if entry.is_kept)
 
 
 def target_cache_groups(checkpoint: Checkpoint, dtype: str, shard: Shard = WHOLE) -> tuple[CacheGroupSpec, ...]:

@@ -18,7 +18,8 @@ from specbench.engine.checkpoints.quantised import FP8, keep_in_codes, kept_byte
 from specbench.engine.checkpoints.tensor_entry import TensorEntry
 from specbench.engine.checkpoints.weights import WeightReader
 from specbench.engine.kernels.fp8_linear import converted
-from specbench.engine.layers.linear import Fp8Matrix
+from specbench.engine.kernels.nvfp4_linear import converted_nvfp4
+from specbench.engine.layers.linear import Fp8Matrix, Nvfp4Matrix
 from specbench.engine.models.registry import num_parameters
 from specbench.errors import UserError
 from tests.engine.harness import make_engine, outputs, token_request
@@ -212,7 +213,27 @@ def test_kept_codes_mean_what_dequantised_ones_do(scale: Tensor, tmp_path: Path)
     matrix = reader.read_matrix([PROJECTION])
     assert isinstance(matrix, Fp8Matrix) and matrix.scale.shape == (256, 3)
     torch.testing.assert_close(converted(matrix.codes, matrix.scale), dequantised, rtol=0, atol=0)
-    assert reader.num_bytes == kept_bytes((256, 384)) == 256 * (384 + 12)
+    assert reader.num_bytes == kept_bytes(kept.tensors[PROJECTION]) == 256 * (384 + 12)
+
+
+@pytest.mark.parametrize("end", ["weight_scale_2", "weight_global_scale"])
+def test_kept_nvfp4_codes_mean_what_dequantised_ones_do(end: str, tmp_path: Path) -> None:
+    codes, block_scale, scale = quantise_nvfp4(randn(1, 64, 256))
+    is_modelopt = end == "weight_scale_2"
+    parts = {
+        "weight" if is_modelopt else "weight_packed": codes[0],
+        "weight_scale": block_scale[0],
+        end: scale if is_modelopt else scale.reciprocal(),
+    }
+    folder = write_projection(tmp_path, parts)
+    dequantised = WeightReader(Checkpoint.open(folder), torch.float32, torch.device("cpu")).read(PROJECTION)
+    kept = replace(Checkpoint.open(folder), tensors=keep_in_codes(Checkpoint.open(folder).tensors))
+    reader = WeightReader(kept, torch.bfloat16, torch.device("cpu"))
+    matrix = reader.read_matrix([PROJECTION])
+    assert isinstance(matrix, Nvfp4Matrix)
+    meant = converted_nvfp4(matrix.codes, matrix.block_scale, matrix.row_scale)
+    torch.testing.assert_close(meant, dequantised, rtol=1e-6, atol=0)
+    assert reader.num_bytes == kept_bytes(kept.tensors[PROJECTION]) == 64 * (128 + 16 + 4)
 
 
 PROJECTION = "model.layers.0.self_attn.o_proj.weight"
