@@ -1,4 +1,4 @@
-"""x weight^T of few rows with a weight of NVFP4 codes, each converted where it is used: a quarter of the bytes of bf16."""
+"""x weight^T of few rows with a weight of NVFP4 codes, each converted where it is used: few bytes of what bf16 takes."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
