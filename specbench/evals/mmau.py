@@ -28,6 +28,7 @@ from typing import Any
 
 from specbench.errors import UserError, near_name
 from specbench.evals.choices import CHOICE_SCORERS, LETTERS
+from specbench.evals.in_turns import in_turns
 from specbench.evals.rows import Row, RowFile, read_json_rows
 from specbench.evals.task import EvalModel, Sample, Task, fewer_samples_notice
 from specbench.generate import AudioSource
@@ -88,7 +89,7 @@ def load_mmau(config: EvalConfig, model: EvalModel) -> Task:
     """The task, with everything that could be wrong with its data found now; a clip that is missing is a notice."""
     template = _template(config.prompt or "official")
     available = _of_tasks(_find_questions(config, model), config.tasks)
-    questions = available.questions[: config.num_samples]
+    questions = _first(available.questions, config.num_samples)
     samples = tuple(
         Sample(
             question.sample_id,
@@ -249,6 +250,13 @@ def _of_tasks(available: QuestionSet, tasks: Sequence[str] | None) -> QuestionSe
             raise UserError(f"eval.tasks: unknown task {task!r}: {near_name(task, known)}")
     chosen = tuple(question for question in available.questions if question.groups.get("task") in tasks)
     return QuestionSet(chosen, available.path, available.sha256, available.version, available.is_packaged)
+
+
+def _first(questions: tuple[Question, ...], count: int | None) -> tuple[Question, ...]:
+    """All as they stand; of fewer the tasks in turn, for the file has them one behind the other."""
+    if count is None or count >= len(questions):
+        return questions
+    return tuple(in_turns(questions, lambda question: question.groups.get("task", ""))[:count])
 
 
 # ---- What is said about it

@@ -27,6 +27,7 @@ from typing import Any
 from specbench.errors import UserError, near_name
 from specbench.evals.exact_prompts import PromptFrame, check_room
 from specbench.evals.fixed_length import load_fixed_length
+from specbench.evals.in_turns import in_turns
 from specbench.evals.rows import Row, read_rows
 from specbench.evals.task import EvalModel, Sample, Task, fewer_samples_notice
 from specbench.records import DataIdentity
@@ -71,7 +72,7 @@ def load_speed_bench(config: EvalConfig, model: EvalModel) -> Task:
     sha256 = _content_sha256(prompts)
     if config.sha256 is not None and config.sha256 != sha256:
         raise UserError(f"eval.sha256: the content of {path} has {sha256}, not {config.sha256}: it is another set")
-    chosen = _in_turns(_of_categories(prompts, config.categories))[: config.num_samples]
+    chosen = in_turns(_of_categories(prompts, config.categories), lambda prompt: prompt.category)[: config.num_samples]
     samples, cut_notices = _cut(chosen, config, model) if config.truncate else (_whole(chosen, config.osl), [])
     notices = [
         *fewer_samples_notice(config.num_samples, len(chosen)),
@@ -186,16 +187,6 @@ def _of_categories(prompts: Sequence[Prompt], categories: Sequence[str] | None) 
         if category not in known:
             raise UserError(f"eval.categories: unknown category {category!r}: {near_name(category, known)}")
     return [prompt for prompt in prompts if categories is None or prompt.category in categories]
-
-
-def _in_turns(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The categories in turn, so that the first n prompts are of all kinds, whatever the file's order."""
-    place: Counter[str] = Counter()
-    keyed = []
-    for index, prompt in enumerate(prompts):
-        keyed.append((place[prompt.category], index, prompt))
-        place[prompt.category] += 1
-    return [prompt for _, _, prompt in sorted(keyed, key=lambda entry: entry[:2])]
 
 
 def _whole(prompts: Iterable[Prompt], osl: int) -> list[Sample]:

@@ -246,6 +246,8 @@ def test_real_questions(build: Build, mmau_file: Path, tmp_path: Path, sampling:
     assert Counter(sample.groups["difficulty"] for sample in task.samples) == {"medium": 540, "hard": 236, "easy": 224}
     assert {sample.groups["category"] for sample in task.samples} == {"Reasoning", "Information Extraction"}
     assert len({sample.groups["sub_category"] for sample in task.samples}) == 27
+    few = load(build(data=str(mmau_file), audio=str(tmp_path), num_samples=200)).samples
+    assert Counter(sample.groups["task"] for sample in few) == {"sound": 67, "speech": 67, "music": 66}
     requests = measured_requests(task, sampling)
     first_choice = [result(one, task.sample_by_key[one.sample_id, 0].choices[0]) for one in requests]
     metrics, _ = accuracy(task, first_choice, "choice_parse")
