@@ -213,12 +213,15 @@ def _cut(prompts: Sequence[Prompt], config: EvalConfig, model: EvalModel) -> tup
             num_shorter, shortest = num_shorter + 1, min(shortest, num_tokens)
         token_ids = frame.exactly(min(config.isl, num_tokens), ids)
         samples.append(Sample(prompt.sample_id, config.osl, prompt_token_ids=token_ids, category=prompt.category))
-    if not num_shorter:
-        return samples, []
-    return samples, [
-        f"{num_shorter} of {len(prompts)} prompts are shorter than eval.isl={config.isl} (the shortest has {shortest} "
-        "tokens) and stay so: a longer eval.source_config fills them"
-    ]
+    notices = []
+    if num_shorter:
+        notices.append(
+            f"{num_shorter} of {len(prompts)} prompts are shorter than eval.isl={config.isl} (the shortest has {shortest} "
+            "tokens) and stay so: a longer eval.source_config fills them"
+        )
+    if num_talks := sum(len(prompt.turns) > 1 for prompt in prompts):
+        notices.append(f"{num_talks} prompts have further turns, which eval.truncate=true leaves out")
+    return samples, notices
 
 
 def _shape_notices(prompts: Sequence[Prompt], source_config: str, is_qualitative: bool) -> list[str]:

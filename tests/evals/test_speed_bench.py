@@ -122,7 +122,7 @@ def test_one_tier(build: Build, tmp_path: Path) -> None:
 
 
 def test_cut_to_exact_lengths(build: Build, tmp_path: Path, sampling: SamplingConfig) -> None:
-    rows = [row(1, turns=["a" * 100]), row(2, turns=["b" * 3]), row(3, turns=["c" * 17])]
+    rows = [row(1, turns=["a" * 100]), row(2, turns=["b" * 3, "more"]), row(3, turns=["c" * 17])]
     config = build(data=str(write(tmp_path / "x.jsonl", rows)), truncate=True)
     task = load_task(config, MODEL)
     prompts = [request.prompt_token_ids for request in measured_requests(task, sampling)]
@@ -130,6 +130,7 @@ def test_cut_to_exact_lengths(build: Build, tmp_path: Path, sampling: SamplingCo
     frame = LetterTokenizer()
     assert prompts[0] == tuple(frame.encode_chat([{"role": "user", "content": "a" * 17}]).token_ids)
     assert task.notices[1].startswith("1 of 3 prompts are shorter than eval.isl=20 (the shortest has 6 tokens)")
+    assert task.notices[2] == "1 prompts have further turns, which eval.truncate=true leaves out"
     assert all(sample.max_output_tokens == 64 for sample in task.samples)
 
 
