@@ -216,8 +216,8 @@ def _cut(prompts: Sequence[Prompt], config: EvalConfig, model: EvalModel) -> tup
     notices = []
     if num_shorter:
         notices.append(
-            f"{num_shorter} of {len(prompts)} prompts are shorter than eval.isl={config.isl} (the shortest has {shortest} "
-            "tokens) and stay so: a longer eval.source_config fills them"
+            f"{num_shorter} of {len(prompts)} prompts are shorter than eval.isl={config.isl} (the shortest has "
+            f"{shortest} tokens) and stay so: a longer eval.source_config fills them"
         )
     if num_talks := sum(len(prompt.turns) > 1 for prompt in prompts):
         notices.append(f"{num_talks} prompts have further turns, which eval.truncate=true leaves out")
