@@ -168,7 +168,7 @@ class EngineGroup:
     max_num_seqs: Positive
     #: Token budget of one step.
     max_num_batched_tokens: Positive
-    attention_backend: Annotated[str, OneOf(("auto", "torch", "triton"))]
+    attention_backend: Annotated[str, OneOf(("auto", "flashinfer", "torch", "triton"))]
     #: Record steps of decoding once for each of a few batch sizes, and replay them.
     cuda_graphs: Annotated[str, OneOf(("auto", "on", "off"))]
     #: Steps that the device may have before it when the host schedules the next; None: 1 on a GPU, 0 on a CPU.

@@ -13,7 +13,7 @@ from specbench.engine.cache_group import CacheGroupSpec, StreamSpec
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, GENERATION_CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.checks import ExpectedTensors
 from specbench.engine.checkpoints.quantised import METHODS
-from specbench.engine.layers.attention_backends.choose import AttentionFeature
+from specbench.engine.layers.attention_backends.choose import COMMON_HEAD_SIZES, AttentionFeature
 from specbench.engine.layers.rotary_config import RotaryConfig
 from specbench.engine.models.config_section import eos_token_ids, top_section
 from specbench.engine.models.rotary_fields import max_model_len, parse_rotary
@@ -76,7 +76,8 @@ class DecoderConfig:
 
     @property
     def attention_features(self) -> frozenset[AttentionFeature]:
-        return frozenset({"window"} if any(self.windowed_layers) else ())
+        features: set[AttentionFeature] = {"window"} if any(self.windowed_layers) else set()
+        return frozenset(features | ({"head_size"} if self.head_dim not in COMMON_HEAD_SIZES else set()))
 
     @property
     def query_width(self) -> int:

@@ -61,9 +61,13 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.inference_mode()
-def hiddens(folder: Path, attention: str, steps: list[tuple[list[int], list[int], list[int] | None]]) -> torch.Tensor:
+def hiddens(
+    folder: Path,
+    attention: str,
+    steps: list[tuple[list[int], list[int], list[int] | None]],
+    device: str = "cpu" if IS_INTERPRETED else "cuda",
+) -> torch.Tensor:
     """Hiddens of the live rows of two sequences, step by step: (first positions, rows, live rows)."""
-    device = "cpu" if IS_INTERPRETED else "cuda"
     target = load_target(folder, attention=attention, device=device)
     sequences = PagedSequences(target, 2, 128, 16, device=device)
     ids = torch.tensor(random_ids(256), device=device).view(2, 128)

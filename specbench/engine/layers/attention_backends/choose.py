@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from specbench.engine.layers.attention_backends.backend import AttentionBackend
 
 #: What a model may ask for beyond softmax over all keys up to a row's own. Sliding windows; a bias by distance and the
-#: scaling of scores that comes with it.
-AttentionFeature = Literal["window", "relative_bias"]
+#: scaling of scores that comes with it; heads of another size than 64, 128 and 256.
+AttentionFeature = Literal["window", "relative_bias", "head_size"]
+COMMON_HEAD_SIZES = (64, 128, 256)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class BackendLine:
 BACKENDS = {
     "triton": BackendLine(
         "triton_backend.TritonAttention",
-        frozenset({"window", "relative_bias"}),
+        frozenset({"window", "relative_bias", "head_size"}),
         frozenset({"float32", "bfloat16"}),
         frozenset({"cuda"}),
         is_capturable=True,
@@ -50,10 +51,18 @@ BACKENDS = {
     ),
     "torch": BackendLine(
         "torch_backend.TorchAttention",
-        frozenset({"window", "relative_bias"}),
+        frozenset({"window", "relative_bias", "head_size"}),
         frozenset({"float32", "bfloat16"}),
         frozenset({"cpu", "cuda"}),
         is_capturable=False,
+    ),
+    "flashinfer": BackendLine(
+        "flashinfer_backend.FlashInferAttention",
+        frozenset({"window"}),
+        frozenset({"bfloat16"}),
+        frozenset({"cuda"}),
+        is_capturable=False,
+        package="flashinfer",
     ),
 }
 
@@ -72,8 +81,10 @@ def choose_backend(name: str, device: str, dtype: str, features: Iterable[Attent
     refusals = {other: _refusal(other, device, dtype, wanted) for other in BACKENDS}
     able = [other for other, refusal in refusals.items() if refusal is None]
     if name == "auto":
-        passed_over = [f"{other} {refusal}" for other, refusal in refusals.items() if refusal is not None]
-        return BackendChoice(able[0], "; ".join(passed_over) or "the fastest here")
+        before = list(refusals.items())[: list(refusals).index(able[0])]
+        return BackendChoice(
+            able[0], "; ".join(f"{other} {refusal}" for other, refusal in before) or "the fastest here"
+        )
     if refusals[name] is not None:
         raise UserError(f"engine.attention_backend: {name} {refusals[name]}; say {' or '.join(able)}, or auto")
     return BackendChoice(name, "as asked")
