@@ -7,6 +7,7 @@ in words for `dry_run=true`. Does not belong here: running anything (benchmark.p
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -145,7 +146,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
         EvalModel(
             choice.packaged,
             config.model.max_model_len or model_config.max_model_len,
-            lambda: _require_tokenizer(config, choice.path),
+            functools.cache(lambda: _require_tokenizer(config, choice.path)),
             model_config.eos_token_ids,
             model_config.vocab_size,
         ),

@@ -1,7 +1,7 @@
 """lm-eval's view of a model: its `LM`, over what requests of the Generate protocol answered.
 
 Belongs here: from lm-eval's instances to samples, and from records back to the responses that lm-eval expects. Does
-not belong here: loading tasks and judging (lm_eval_tasks.py), running requests (the target).
+not belong here: loading tasks (lm_eval_tasks.py), judging (lm_eval_judge.py), running requests (the target).
 
 lm-eval asks twice for the same instances. First they become samples, which run like those of any other eval:
 measured, in the journal, with their acceptance. Then this LM answers from the records, and prompts, filters, metrics
@@ -111,9 +111,9 @@ class SampleMaker:
         chat = _chat(context)
         if chat is not None:
             return tokenizer.encode_chat(chat).token_ids, tokenizer.encode(continuation, add_special_tokens=False)
-        if not context:
-            return [self._prefix_token()], tokenizer.encode(continuation, add_special_tokens=False)
         bare = context.rstrip()
+        if not bare:
+            return [self._prefix_token()], tokenizer.encode(context + continuation, add_special_tokens=False)
         continuation = context[len(bare) :] + continuation
         before, whole = tokenizer.encode(bare), tokenizer.encode(bare + continuation)
         return before, whole[len(before) :]

@@ -306,6 +306,9 @@ def test_spaces_at_the_end_of_a_context_count_to_the_continuation(build: Build, 
     task = load_task(build(tasks=(write_task(tmp_path, "behind", CHOICES, **behind),)), MODEL)
     assert task.samples[0].prompt_token_ids == tuple(letters.encode("Is it\nbb"))
     assert task.samples[0].scored_from == len(letters.encode("Is it"))
+    blank = MULTIPLE_CHOICE | {"doc_to_text": "", "target_delimiter": " "}
+    first = load_task(build(tasks=(write_task(tmp_path, "blank", CHOICES, **blank),)), MODEL).samples[0]
+    assert first.prompt_token_ids == tuple(letters.encode(" bb")) and first.scored_from == 1  # behind bos
 
 
 def test_choices_in_a_chat(build: Build, tmp_path: Path) -> None:
