@@ -63,23 +63,30 @@ class Invocation:
 
 def run(config: RunConfig, invocation: Invocation) -> Outcome:
     """One run in a new directory. Of ranks that were started together only the first has one."""
-    if _follows(config):
-        return Outcome("finished", 0, Path())
+    _follow_if_asked(config)
     plan = prepare(config, is_sweep=False)
     directory = RunDirectory.create(_new_run_path(plan))
     return execute(plan, directory, invocation, EventLog())
 
 
-def _follows(config: RunConfig) -> bool:
-    """Whether this process did what another rank's run asked for, to its end."""
-    num_ranks = config.parallel.tensor_parallel_size
-    return num_ranks > 1 and follow_rank_0(config.parallel.start, num_ranks)
+def _follow_if_asked(config: RunConfig) -> None:
+    """Does not return in a process that is not the first of ranks that were started together."""
+    if config.parallel.tensor_parallel_size > 1:
+        follow_rank_0(config.parallel.start, config.parallel.tensor_parallel_size)
+
+
+def _refuse_launched(config: RunConfig) -> None:
+    """UserError in a sweep whose ranks something else has started."""
+    parallel = config.parallel
+    if parallel.tensor_parallel_size > 1 and parallel.start != "spawn" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("parallel.start: the jobs of a sweep start their ranks themselves; run it without torchrun")
 
 
 def run_sweep_job(config: RunConfig, invocation: Invocation) -> Outcome:
     """One job of a sweep, in the directory named by its overrides. However it fails, the other jobs go on."""
     path = None
     try:
+        _refuse_launched(config)
         plan = prepare(config, is_sweep=True)
         path = _job_path(config, plan.choice.ran, plan.task.data.name, invocation)
         if (skipped := _skip_if_done(plan, path, invocation)) is not None:
@@ -102,8 +109,7 @@ def resume(path: Path) -> Outcome:
     if before.status == "finished":
         raise UserError(f"{path}: finished at {before.finished_at}, nothing is left to run; start a new run instead")
     config = RunConfig.from_dict(before.config)
-    if _follows(config):
-        return Outcome("finished", 0, Path())
+    _follow_if_asked(config)
     plan = prepare(config, is_sweep=False)
     _refuse_if_changed(plan, path)
     log = directory.read_journal()

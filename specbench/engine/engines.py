@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
 
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.rank_processes import (
     RankProcesses,
+    ended_key,
     error_text,
     find_launched,
     join_launched,
@@ -55,16 +57,23 @@ class Engines:
             self._processes.close()
 
 
-def follow(start: str, size: int) -> bool:
+def follow(start: str, size: int) -> None:
     """Where this process is one of several that were started together, and not the first: run what rank 0 says until
-    it has ended, and return True."""
+    that has ended, and end. Returns at once where it is not."""
     launched = find_launched(start, size)
     if launched is None or launched.rank == 0:
-        return False
+        return
+
+    has_ended = threading.Event()
 
     def say_and_die(error: BaseException) -> None:
+        if has_ended.is_set():  # rank 0 has gone, as it should
+            return
         print(f"specbench: rank {launched.rank}: {error_text(error)}", file=sys.stderr, flush=True)
         os._exit(1)
 
-    serve_engines(join_launched(launched), Shard(launched.rank, size), launched.local_rank, serve_engine, say_and_die)
-    return True
+    store = join_launched(launched)
+    serve_engines(store, Shard(launched.rank, size), launched.local_rank, serve_engine, say_and_die)
+    has_ended.set()
+    store.set(ended_key(launched.rank), "1")
+    os._exit(0)  # threads still wait for what rank 0 might say

@@ -124,6 +124,11 @@ def test_every_family_and_proposer(
         assert any(step.num_accepted for result in found.values() for step in result.verify_steps)
 
 
+def test_padded_steps_and_one_ahead(engines: Engines, folders: dict[str, Path]) -> None:
+    """What is recorded in graphs on a GPU, and the next step scheduled while one runs."""
+    check_same(engines, folders["inkling"], 3, mixed_requests(), cuda_graphs=True, pipeline_depth=1)
+
+
 def test_recorded_drafts_and_the_output_check(engines: Engines, folders: dict[str, Path], tmp_path: Path) -> None:
     rng = random.Random(1)
     requests = [token_request(f"g{index}", [rng.randrange(2, 60) for _ in range(9)], 12) for index in range(3)]

@@ -259,6 +259,11 @@ class RankProcesses:
             with contextlib.suppress(Exception):
                 self.store.set(f"engine{self._num_engines}", _END)
         end_s = time.monotonic() + _END_S
+        if not self._children and self.failure is None:
+            # Before this process goes: with it goes what they listen to.
+            keys = [ended_key(rank) for rank in range(1, self.size)]
+            while time.monotonic() < end_s and not self.store.check(keys):
+                time.sleep(_POLL_S)
         for child in self._children:
             child.join(max(0.0, end_s - time.monotonic()))
             if child.is_alive():
@@ -267,6 +272,11 @@ class RankProcesses:
         for connection in self._connections:
             connection.close()
         del self.store  # with it goes the port
+
+
+def ended_key(rank: int) -> str:
+    """Set once a rank that was not started by rank 0 has heard that there is no more to do."""
+    return f"ended/{rank}"
 
 
 def join_launched(launched: Launched) -> Store:

@@ -1,0 +1,210 @@
+"""A rank that dies or hangs, and Ctrl-C: the run ends soon, says why, keeps what is finished, leaves nobody behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from specbench.run_directory import RunDirectory
+from tests.engine.harness import engine_config, outputs, token_request
+from tests.engine.tiny_inkling import build_tiny_inkling
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+NUM_REQUESTS, NUM_TOKENS = 8, 8
+#: A run whose rank has gone ends within this.
+BOUND_S = 20.0
+PROMPTS = [[random.Random(index).randrange(2, 60) for _ in range(6 + 3 * index)] for index in range(NUM_REQUESTS)]
+
+STARTED: list[subprocess.Popen] = []
+
+
+class Run:
+    """The command line on two ranks, in a process group of its own."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment.pop("TRITON_INTERPRET", None)  # other tests' kernels run in the interpreter, for minutes
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "specbench.cli", *arguments],
+            cwd=folder,
+            env=environment,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        STARTED.append(self.process)
+
+    def rank_pids(self) -> list[int]:
+        """Ranks 1 and up."""
+        pid = self.process.pid
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            named = [(int(child), Path(f"/proc/{child}/cmdline").read_bytes()) for child in children]
+        except OSError:
+            return []
+        return [child for child, command in named if b"spawn_main" in command]
+
+    def wait_for_rank(self) -> int:
+        return wait_for(lambda: self.rank_pids(), self.process)[0]
+
+    def end(self) -> tuple[int, str, float]:
+        """Exit code, what stands on the terminal, and how long that took."""
+        start_s = time.monotonic()
+        _, said = self.process.communicate(timeout=120)
+        return self.process.returncode, said, time.monotonic() - start_s
+
+
+def wait_for(found: Callable[[], list], process: subprocess.Popen) -> list:
+    end_s = time.monotonic() + 90
+    while not (values := found()):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < end_s
+        time.sleep(0.02)
+    return values
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """Nothing that a test has started outlives it."""
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    sizes = {"vocab_size": 64, "unpadded_vocab_size": 61, "num_hidden_layers": 2, "local_layer_ids": [0]}
+    build_tiny_inkling(folder / "model", num_modules=0, **sizes)
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt_token_ids": ids}) + "\n" for ids in PROMPTS))
+    return folder
+
+
+def start(folder: Path, output: str, *more: str) -> Run:
+    return Run(
+        folder,
+        "model=hf",
+        f"model.checkpoint={folder / 'model'}",
+        "model.max_model_len=128",
+        "spec=ngram",
+        "report.output_check_requests=2",
+        "load.warmup=1",
+        "eval=prompts",
+        "eval.data=prompts.jsonl",
+        f"eval.max_output_tokens={NUM_TOKENS}",
+        "sampling.ignore_eos=true",
+        "load.concurrency=2",
+        "parallel=tp2",
+        f"output_root={folder / output}",
+        *more,
+    )
+
+
+def run_directory(folder: Path, output: str) -> Path | None:
+    return next((file.parent for file in (folder / output).rglob("run.json")), None)
+
+
+def num_finished(folder: Path, output: str) -> int:
+    """Requests in the journal so far."""
+    directory = run_directory(folder, output)
+    if directory is None or not (directory / "journal.jsonl").exists():
+        return 0
+    return (directory / "journal.jsonl").read_text().count('"kind":"request"')
+
+
+def check_failed(folder: Path, output: str, run: Run, pids: list[int], reason: str) -> Path:
+    code, said, seconds = run.end()
+    assert (code, seconds < BOUND_S) == (1, True), (code, seconds, said)
+    assert reason in said and "Traceback" not in said
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    directory = run_directory(folder, output)
+    assert directory is not None
+    record = RunDirectory.open(directory).read_run()
+    assert record.status == "failed" and reason in (record.error or "")
+    return directory
+
+
+def check_resumed(folder: Path, directory: Path) -> None:
+    """Every request once, and its text that of one rank."""
+    code, said, _ = Run(folder, "resume", str(directory)).end()
+    assert code == 0, said
+    log = RunDirectory.open(directory).read_event_log()
+    measured = [request for request in log.requests if not request.is_warmup]
+    assert [request.num_output_tokens for request in measured] == [NUM_TOKENS] * NUM_REQUESTS
+    from specbench.engine.llm_engine import LLMEngine
+
+    engine = LLMEngine(engine_config(folder / "model", 0))
+    alone = outputs(engine, [token_request(str(i), ids, NUM_TOKENS) for i, ids in enumerate(PROMPTS)])
+    said_by_prompt = {tuple(sample.prompt_token_ids or ()): list(sample.output_token_ids) for sample in log.samples}
+    assert said_by_prompt == {tuple(ids): alone[str(i)] for i, ids in enumerate(PROMPTS)}
+
+
+def kill_and_resume(folder: Path, output: str, is_time: Callable[[], list]) -> None:
+    run = start(folder, output)
+    pid = run.wait_for_rank()
+    wait_for(is_time, run.process)
+    os.kill(pid, signal.SIGKILL)
+    directory = check_failed(folder, output, run, [pid], "SIGKILL")
+    check_resumed(folder, directory)
+
+
+def test_a_killed_rank_ends_the_run_and_resume_completes_it(folder: Path) -> None:
+    kill_and_resume(folder, "killed", lambda: [True] * (num_finished(folder, "killed") >= 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", range(9))
+def test_a_rank_killed_at_any_point(folder: Path, point: int) -> None:
+    """While it starts, imports, loads and connects; in the warm-up; between and inside requests."""
+    output = f"point{point}"
+    if point < 4:
+        due_s = time.monotonic() + (0.05, 0.5, 1.5, 3.0)[point] + 1.0
+        kill_and_resume(folder, output, lambda: [True] * (time.monotonic() > due_s))
+    else:
+        kill_and_resume(folder, output, lambda: [True] * (num_finished(folder, output) > (point - 4) * 2))
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_the_run(folder: Path) -> None:
+    run = start(folder, "hung", "parallel.timeout_s=4")
+    pid = run.wait_for_rank()
+    wait_for(lambda: [True] * (num_finished(folder, "hung") >= 3), run.process)
+    os.kill(pid, signal.SIGSTOP)
+    check_failed(folder, "hung", run, [pid], "no answer within parallel.timeout_s=4 s")
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_all_ranks(folder: Path) -> None:
+    run = start(folder, "interrupted")
+    pid = run.wait_for_rank()
+    wait_for(lambda: [True] * (num_finished(folder, "interrupted") >= 3), run.process)
+    os.killpg(run.process.pid, signal.SIGINT)
+    code, said, seconds = run.end()
+    assert (code, seconds < BOUND_S) == (130, True), said
+    assert not Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.slow
+def test_ranks_do_not_outlive_a_killed_run(folder: Path) -> None:
+    run = start(folder, "orphans")
+    pid = run.wait_for_rank()
+    run.process.kill()
+    run.process.communicate()
+    end_s = time.monotonic() + BOUND_S
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < end_s:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
