@@ -23,12 +23,14 @@ def test_torchruns_variables_are_read() -> None:
 def test_ranks_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert find_launched("auto", 2) is None
-    with pytest.raises(UserError, match="parallel.start: torchrun starts 2 processes, and this one was started alone"):
+    with pytest.raises(
+        UserError, match=r"parallel\.start: torchrun starts 2 processes, and this one was started alone"
+    ):
         find_launched("torchrun", 2)
     for name, value in TORCHRUN.items():
         monkeypatch.setenv(name, value)
     assert find_launched("spawn", 2) is None
-    with pytest.raises(UserError, match="parallel.tensor_parallel_size: 2, and 4 ranks were started"):
+    with pytest.raises(UserError, match=r"parallel\.tensor_parallel_size: 2, and 4 ranks were started"):
         find_launched("auto", 2)
 
 
