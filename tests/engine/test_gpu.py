@@ -53,7 +53,7 @@ def test_fp32_output_equals_the_cpus(folder: Path, temperature: float, settings:
 @SETTINGS
 def test_bfloat16_output_differs_from_plain_decoding_at_near_ties_only(folder: Path, settings: dict):
     requests = [token_request(f"r{i}", prompt, 24) for i, prompt in enumerate(ragged_prompts(8, seed=0))]
-    engine = make_engine(folder, 8, dtype="bfloat16", **settings)
+    engine = make_engine(folder, 8, dtype="bfloat16", max_num_batched_tokens=48, **settings)
     results = list(run(engine, requests).values())
     check = check_output(engine, results, limit=8)
     assert check.status in ("identical", "near_ties"), check
@@ -69,5 +69,6 @@ def test_fp32_text_of_the_packaged_model_equals_the_cpus(settings: dict):
     ]
     expected = outputs(make_engine(folder, max_model_len=512), requests)
     for k, depth in ((0, 1), (8, 0), (8, 1)):
-        engine = make_engine(folder, k, max_model_len=512, block_size=16, pipeline_depth=depth, **settings)
+        sizes = {"max_model_len": 512, "block_size": 16, "max_num_batched_tokens": 64}
+        engine = make_engine(folder, k, pipeline_depth=depth, **sizes, **settings)
         assert outputs(engine, requests) == expected

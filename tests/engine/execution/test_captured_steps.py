@@ -30,6 +30,9 @@ from tests.engine.proposers.test_sharing import engine_of, recorded, sharing_req
 from tests.engine.test_speculation import ragged_prompts
 from tests.engine.tiny_inkling import build_tiny_inkling
 
+#: The fewer rows a step may have, the fewer graphs are recorded.
+FEW_ROWS = {"max_num_batched_tokens": 48}
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -101,7 +104,8 @@ def test_padding_writes_nothing(folder: Path, tiny_folder: Path, proposer: str, 
     """Canaries in every slot, pool row and table that no request of the step owns: a step of 3 is padded to 4."""
     fields = {"draft_checkpoint": str(tiny_folder)} if proposer == "draft_model" else {}
     checkpoint = tiny_folder if proposer == "draft_model" else folder
-    engine = make_engine(checkpoint, k, proposer=proposer, **device, cuda_graphs=True, max_num_seqs=4, **fields)
+    fields |= {"max_num_seqs": 4, **FEW_ROWS}
+    engine = make_engine(checkpoint, k, proposer=proposer, **device, cuda_graphs=True, **fields)
     for index, prompt in enumerate(ragged_prompts(3, seed=4)):
         engine.add_request(token_request(f"r{index}", prompt, 60), 0.0)
     while any(one.is_prefilling or one.num_output_tokens == 0 for one in engine.scheduler.running) or (
@@ -166,7 +170,8 @@ def test_every_way_to_sample(folder: Path, sampling: dict, device: dict):
     expected = run(make_engine(folder), requests)
     for k, depth in ((0, 1), (4, 0), (4, 1)):
         results = run(
-            make_engine(folder, k, **device, cuda_graphs=True, pipeline_depth=depth, max_num_seqs=6), requests
+            make_engine(folder, k, **device, **FEW_ROWS, cuda_graphs=True, pipeline_depth=depth, max_num_seqs=6),
+            requests,
         )
         for name, result in results.items():
             assert result.output_token_ids == expected[name].output_token_ids
@@ -177,7 +182,7 @@ def test_every_way_to_sample(folder: Path, sampling: dict, device: dict):
 @DEVICES
 @pytest.mark.parametrize("method", ["standard", "block"])
 def test_drawn_drafts_are_the_same_recorded_or_not(folder: Path, method: str, device: dict):
-    fields = {"draft_sample_method": "probabilistic", "rejection_sample_method": method, **device}
+    fields = {"draft_sample_method": "probabilistic", "rejection_sample_method": method, **FEW_ROWS, **device}
     requests = [
         token_request(f"r{i}", prompt, 20, seed=3, temperature=float(i % 2))
         for i, prompt in enumerate(ragged_prompts(4, seed=2))
@@ -196,7 +201,7 @@ def test_the_contexts_end_and_caps_leave_dead_rows(folder: Path, device: dict):
     prompts = [prompt[:10] for prompt in ragged_prompts(3, seed=4)]
     requests = [token_request(f"r{i}", prompt, 1000) for i, prompt in enumerate(prompts)]
     for trims in (False, True):
-        fields = {"max_model_len": 40, "trim_to_max_tokens": trims, **device}
+        fields = {"max_model_len": 40, "trim_to_max_tokens": trims, **FEW_ROWS, **device}
         eager = run(make_engine(folder, 5, **fields), requests)
         padded = run(make_engine(folder, 5, cuda_graphs=True, **fields), requests)
         for name, result in eager.items():
@@ -211,7 +216,8 @@ def test_the_contexts_end_and_caps_leave_dead_rows(folder: Path, device: dict):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("proposer", ["mtp_multi", "mtp_single", "ngram"])
 def test_a_replay_equals_the_functions_bit_for_bit(folder: Path, proposer: str, dtype: str, device: dict):
-    engine = make_engine(folder, 4, proposer=proposer, **device, dtype=dtype, cuda_graphs=True, max_num_seqs=4)
+    sizes = {"max_num_seqs": 4, **FEW_ROWS}
+    engine = make_engine(folder, 4, proposer=proposer, dtype=dtype, cuda_graphs=True, **sizes, **device)
     for index, prompt in enumerate(ragged_prompts(3, seed=4)):
         engine.add_request(token_request(f"r{index}", prompt, 60), 0.0)
     used = []
@@ -306,7 +312,7 @@ def test_the_kernels_of_a_gpu_change_no_text(tmp_path: Path, monkeypatch: pytest
 
 
 def test_only_steps_of_verifications_are_found(folder: Path):
-    steps = make_engine(folder, 3, cuda_graphs=True, max_num_seqs=6).runner.captured_steps
+    steps = make_engine(folder, 3, cuda_graphs=True, max_num_seqs=6, **FEW_ROWS).runner.captured_steps
 
     def find(modes: list[int], num_tokens: list[int]) -> tuple[int, int] | None:
         rows = list(range(len(modes)))
@@ -331,7 +337,7 @@ def test_every_entry_and_draft_equals_the_oracle(folder: Path, num_modules: int,
     number of accepted drafts: coins decide, so that a graph can hold it."""
     rates = tuple((num_modules - index) / (num_modules + 1) for index in range(num_modules))
     fields = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
-    engine = make_engine(folder, num_modules, cuda_graphs=True, max_num_seqs=5, **fields, **device)
+    engine = make_engine(folder, num_modules, cuda_graphs=True, max_num_seqs=5, **fields, **FEW_ROWS, **device)
     checker = EntryChecker(engine, Oracle(folder))
     replays = count_replays(engine)
     for index, prompt in enumerate(ragged_prompts(3, seed=8, longest=12)):

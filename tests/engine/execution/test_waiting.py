@@ -104,7 +104,8 @@ def test_steps_of_every_parameter(tmp_path: Path, sampling: dict, has_graphs: bo
         pytest.skip("there the likeliest ids are looked at first, which asks how many rows are done")
     folder = build_tiny_inkling(tmp_path / "tiny")
     requests = [token_request(f"r{i}", prompt, 8, **sampling) for i, prompt in enumerate(ragged_prompts(3, seed=2))]
-    engine = make_engine(folder, 2, **device, pipeline_depth=1, cuda_graphs=has_graphs, max_num_seqs=3)
+    sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 32}
+    engine = make_engine(folder, 2, **device, **sizes, pipeline_depth=1, cuda_graphs=has_graphs)
     watch(engine, device)
     run(engine, requests)
 
@@ -121,7 +122,8 @@ def test_steps_of_every_verification(tmp_path: Path, method: str, device: dict):
     requests = [
         token_request(f"r{i}", prompt, 8, temperature=1.0) for i, prompt in enumerate(ragged_prompts(3, seed=2))
     ]
-    engine = make_engine(folder, 2, **device, pipeline_depth=1, cuda_graphs=True, max_num_seqs=3, **fields)
+    fields |= {"max_num_seqs": 3, "max_num_batched_tokens": 32}
+    engine = make_engine(folder, 2, **device, pipeline_depth=1, cuda_graphs=True, **fields)
     watch(engine, device)
     run(engine, requests)
 
