@@ -52,6 +52,11 @@ class DraftSampling:
         is_greedy = self.temperature == 0
         scaled = logits / torch.where(is_greedy, 1.0, self.temperature)[:, None]
         self.probabilities[self.rows, index] = scaled.softmax(dim=-1)
+        if scaled.is_cuda:
+            from specbench.engine.kernels.sampling import NoiseRows, best_ids
+
+            stream = window_stream(DRAFT, index)
+            return best_ids(scaled, NoiseRows(self.keys, self.window_start, self.temperature, stream))
         stream = window_stream(DRAFT, torch.full_like(self.rows, index))
         ids = spread_ids(logits.shape[-1], logits.device)
         noise = exponential_noise(self.keys, self.window_start, stream, ids)

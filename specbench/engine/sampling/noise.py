@@ -24,8 +24,11 @@ _GOLDEN = 0x9E3779B1
 _MULTIPLIERS = (0x85EBCA6B, 0xC2B2AE35)
 
 
-def window_stream(purpose: int, row: torch.Tensor) -> torch.Tensor:
-    """Stream of a row of a window: int64 like `row`, 0 being the window's first row."""
+_Row = TypeVar("_Row", int, torch.Tensor)
+
+
+def window_stream(purpose: int, row: _Row) -> _Row:
+    """Stream of a row of a window: like `row` (int64), 0 being the window's first row."""
     return row * _NUM_PURPOSES + purpose
 
 

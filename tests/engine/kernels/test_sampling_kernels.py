@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 from specbench.engine.kernels.sampling import NoiseRows, best_ids
-from specbench.engine.sampling.noise import TARGET_SAMPLE, exponential_noise, spread_ids
+from specbench.engine.sampling.noise import DRAFT, TARGET_SAMPLE, exponential_noise, spread_ids, window_stream
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -32,14 +32,15 @@ def test_ids_exist_where_logits_are_no_numbers() -> None:
     assert best_ids(logits).tolist() == [0, 0]
 
 
-def test_samples_are_those_of_plain_torch() -> None:
+@pytest.mark.parametrize("stream", [TARGET_SAMPLE, window_stream(DRAFT, 3)])
+def test_samples_are_those_of_plain_torch(stream: int) -> None:
     num_rows, vocab = 40, 5000
     logits = torch.randn(num_rows, vocab, device=DEVICE) * 2
     keys = torch.randint(-(2**63), 2**63 - 1, (num_rows,), device=DEVICE)
     positions = torch.randint(0, 200_000, (num_rows,), device=DEVICE)
     temperature = (torch.arange(num_rows, device=DEVICE) % 3).float()
-    ids = best_ids(logits, NoiseRows(keys, positions, temperature, TARGET_SAMPLE))
-    noise = exponential_noise(keys, positions, TARGET_SAMPLE, spread_ids(vocab, logits.device))
+    ids = best_ids(logits, NoiseRows(keys, positions, temperature, stream))
+    noise = exponential_noise(keys, positions, stream, spread_ids(vocab, logits.device))
     drawn = (logits - noise.log()).argmax(-1)
     assert torch.equal(ids, torch.where(temperature == 0, logits.argmax(-1), drawn))
     assert (drawn != logits.argmax(-1)).float().mean() > 0.5
