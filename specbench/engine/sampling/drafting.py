@@ -55,8 +55,8 @@ class DraftSampling:
         if scaled.is_cuda:
             from specbench.engine.kernels.sampling import NoiseRows, best_ids
 
-            stream = window_stream(DRAFT, index)
-            return best_ids(scaled, NoiseRows(self.keys, self.window_start, self.temperature, stream))
+            noise_rows = NoiseRows(self.keys, self.window_start, self.temperature, window_stream(DRAFT, index))
+            return best_ids(scaled, noise_rows)
         stream = window_stream(DRAFT, torch.full_like(self.rows, index))
         ids = spread_ids(logits.shape[-1], logits.device)
         noise = exponential_noise(self.keys, self.window_start, stream, ids)
