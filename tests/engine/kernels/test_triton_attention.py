@@ -179,4 +179,6 @@ LARGE = {
 @pytest.mark.parametrize("name", [*CASES, *LARGE])
 def test_equals_the_reference_on_a_gpu(name: str, dtype: torch.dtype) -> None:
     case = {**CASES, **LARGE}[name]
-    assert error(case, dtype, seed=torch.seed() % 1000) < (1e-5 if dtype == torch.float32 else 6e-3)
+    # Biases are rounded before they are added, and these are large.
+    narrow = 6e-3 if case.extent is None else 2e-2
+    assert error(case, dtype, seed=torch.seed() % 1000) < (1e-5 if dtype == torch.float32 else narrow)
