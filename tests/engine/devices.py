@@ -1,4 +1,5 @@
-"""Devices that engine tests run on: always the CPU; a GPU, behind its marker, with each attention backend."""
+"""Devices that engine tests run on: always the CPU; a GPU, behind its marker, with each attention backend that can do
+what the tiny models ask for, in fp32, where texts must be equal."""
 
 from __future__ import annotations
 
