@@ -14,7 +14,12 @@ ON_CPU = {"device": "cpu"}
 
 def gpu_settings() -> list[dict[str, str]]:
     """Fields of EngineConfig, one dictionary a backend."""
-    return [{"device": "cuda", "attention_backend": name} for name, line in BACKENDS.items() if "cuda" in line.devices]
+    able = [
+        name
+        for name, line in BACKENDS.items()
+        if "cuda" in line.devices and "float32" in line.dtypes and line.features >= {"window", "relative_bias"}
+    ]
+    return [{"device": "cuda", "attention_backend": name} for name in able]
 
 
 def _name(settings: dict[str, str]) -> str:
