@@ -30,7 +30,8 @@ T = TypeVar("T")
 #: Numbers of requests are powers of two up to the first of these, then multiples of it, and so on.
 _STEPS = (8, 16, 32)
 _FEW, _MANY = 64, 256
-_MOST_TOKENS = 512
+#: Numbers of rows of steps with chunks of prompts.
+_TOKENS = (64, 128, 256, 384, 512)
 
 
 def capture_sizes(max_num_seqs: int) -> list[int]:
@@ -43,10 +44,11 @@ def capture_sizes(max_num_seqs: int) -> list[int]:
 
 
 def token_sizes(max_num_tokens: int) -> list[int]:
-    """Numbers of rows that steps with chunks of prompts are padded to, ascending. Steps of more rows keep a device busy
-    for longer than the host takes to launch them."""
-    sizes = [16, 32, 48, *range(64, 128, 32), *range(128, _MOST_TOKENS + 1, 64)]
-    return [size for size in sizes if size <= max_num_tokens]
+    """Numbers of rows that steps with chunks of prompts are padded to, ascending. Up to about a hundred rows cost what
+    one does, the reading of the weights; steps of many more keep a device busy for longer than the host takes to launch
+    them."""
+    most = min(max_num_tokens, _TOKENS[-1])
+    return [size for size in _TOKENS if size < most] + [most]
 
 
 class Recording(Generic[T]):

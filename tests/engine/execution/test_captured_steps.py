@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_numbers_of_rows_that_are_recorded():
-    assert token_sizes(100) == [16, 32, 48, 64, 96] and token_sizes(8192)[-2:] == [448, 512] and token_sizes(8) == []
+    assert token_sizes(100) == [64, 100] and token_sizes(8192) == [64, 128, 256, 384, 512] and token_sizes(8) == [8]
 
 
 @pytest.mark.parametrize(("most", "last"), [(1, [1]), (3, [1, 2, 3]), (32, [16, 24, 32]), (100, [64, 80, 96, 100])])
