@@ -184,7 +184,7 @@ def test_a_rank_that_hangs_ends_the_run(folder: Path) -> None:
     pid = run.wait_for_rank()
     wait_for(lambda: [True] * (num_finished(folder, "hung") >= 3), run.process)
     os.kill(pid, signal.SIGSTOP)
-    check_failed(folder, "hung", run, [pid], "no answer within parallel.timeout_s=4 s")
+    check_failed(folder, "hung", run, [pid], "no answer within 4 s from rank 1")
 
 
 @pytest.mark.slow

@@ -11,6 +11,8 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
+import torch
+
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.rank_processes import (
     RankProcesses,
@@ -42,6 +44,8 @@ class Engines:
         if self._processes is None:
             launched = find_launched(config.rank_start, config.shard.size)
             self._processes = RankProcesses(config.shard.size, launched, config.rank_timeout_s, serve_engine)
+            if config.device == "cpu" and launched is None:  # ranks share its cores
+                torch.set_num_threads(max(1, torch.get_num_threads() // config.shard.size))
         assert self._processes.size == config.shard.size, "the engines of a run have one layout"
         return ParallelEngine(config, self._processes, clock, on_progress)
 

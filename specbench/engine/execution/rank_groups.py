@@ -25,6 +25,8 @@ from specbench.engine.shard import Shard
 LOOPBACK = "127.0.0.1"
 #: Ranks that are up find each other within this.
 _CONNECT_TIMEOUT = timedelta(seconds=15)
+#: Whoever watches the ranks has the first word on what hangs: it knows which rank that is.
+_LATER = timedelta(seconds=10)
 #: A rank waits for the next step for as long as there is none.
 _NO_TIMEOUT = timedelta(days=20)
 
@@ -66,7 +68,7 @@ def join_groups(
     host: the address that this rank listens on; None leaves it to the network's configuration. timeout_s: how long a
     collective may wait for a rank.
     """
-    timeout = timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=timeout_s) + _LATER
     control = _gloo_group(PrefixStore(f"{name}/control", store), shard, host)
     data_store = PrefixStore(f"{name}/data", store)
     if device.type == "cuda":

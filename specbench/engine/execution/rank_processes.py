@@ -124,6 +124,7 @@ class RankProcesses:
         self.failure: str | None = None
         self._on_failure: list[Callable[[], None]] = []
         self._num_engines = 0
+        self._allowed_s = timeout_s
         self._deadline_s: float | None = None
         self._is_ending = threading.Event()
         self._has_failed = threading.Event()
@@ -190,7 +191,8 @@ class RankProcesses:
     def watching(self, allowed_s: float | None = None) -> Iterator[None]:
         """Around what needs all ranks: it ends within `allowed_s` (timeout_s where None), or in a RankFailure."""
         self._raise_failure()
-        self._deadline_s = time.monotonic() + (allowed_s or self.timeout_s)
+        self._allowed_s = allowed_s or self.timeout_s
+        self._deadline_s = time.monotonic() + self._allowed_s
         try:
             yield
         except Exception as error:
@@ -219,8 +221,10 @@ class RankProcesses:
                 return
             deadline_s = self._deadline_s
             if deadline_s is not None and time.monotonic() > deadline_s:
-                waiting = f"no answer within parallel.timeout_s={self.timeout_s:g} s"
-                self._fail(f"{waiting} from {self._ranks_text()}: a rank hangs, or the step takes longer")
+                self._fail(
+                    f"no answer within {self._allowed_s:g} s from {self._ranks_text()}: a rank hangs, or a step takes "
+                    f"longer than parallel.timeout_s={self.timeout_s:g}"
+                )
                 return
 
     def _ranks_text(self) -> str:

@@ -9,11 +9,13 @@ sums are made once and handed out, so that tokens and accepted counts are equal 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed import ReduceScatterOptions
+from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed import AllreduceOptions, ReduceScatterOptions
 
 from specbench.engine.shard import WHOLE, Shard
 
@@ -40,21 +42,15 @@ class TensorParallel:
         if self._group is None:
             return x
         x = x.contiguous()
-        try:
-            self._group.allreduce([x]).wait()
-        except RuntimeError as error:
-            raise PeerLost(str(error)) from error
+        _complete(lambda group: group.allreduce([x], _now(AllreduceOptions())), self._group)
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Those of all ranks, in their order: [...] -> [size, ...]."""
         if self._group is None:
             return x.unsqueeze(0)
-        gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        try:
-            self._group._allgather_base(gathered, x.contiguous()).wait()
-        except RuntimeError as error:
-            raise PeerLost(str(error)) from error
+        own, gathered = x.contiguous(), x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        _complete(lambda group: group._allgather_base(gathered, own, _now(AllgatherOptions())), self._group)
         return gathered.view(self.size, *x.shape)
 
     def reduce_scatter_channels(self, x: Tensor) -> Tensor:
@@ -63,10 +59,7 @@ class TensorParallel:
             return x
         by_rank = x.unflatten(1, (self.size, -1)).transpose(0, 1).contiguous().flatten(0, 1)
         own = x.new_empty(x.shape[0], x.shape[1] // self.size)
-        try:
-            self._group._reduce_scatter_base(own, by_rank, ReduceScatterOptions()).wait()
-        except RuntimeError as error:
-            raise PeerLost(str(error)) from error
+        _complete(lambda group: group._reduce_scatter_base(own, by_rank, _now(ReduceScatterOptions())), self._group)
         return own
 
     def all_gather_channels(self, x: Tensor) -> Tensor:
@@ -74,6 +67,24 @@ class TensorParallel:
         if self._group is None:
             return x
         return self.all_gather(x).transpose(0, 1).flatten(1)
+
+
+def _now(options: Any) -> Any:
+    """On the stream of the step itself: there is nothing to run beside a collective, and a stream of its own costs two
+    events."""
+    options.asyncOp = False
+    return options
+
+
+def _complete(begin: Callable[[ProcessGroup], Any], group: ProcessGroup) -> None:
+    try:
+        work = begin(group)
+        if work is not None:
+            work.wait()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise PeerLost(str(error)) from error
 
 
 #: A model that one rank holds alone.
