@@ -130,6 +130,7 @@ class RankProcesses:
         self._has_failed = threading.Event()
         self._children: list[SpawnProcess] = []
         self._connections: list[Connection] = []
+        self._words: dict[int, LastWords] = {}
         self.store = self._start(serve) if launched is None else join_launched(launched)
         self._watcher = threading.Thread(target=self._watch, name="rank watcher", daemon=True)
         self._watcher.start()
@@ -198,7 +199,7 @@ class RankProcesses:
         except Exception as error:
             self._deadline_s = None
             # What is wrong here may be what is wrong there: the watcher finds out.
-            self._has_failed.wait(_END_S if isinstance(error, PeerLost) else 0.0)
+            self._has_failed.wait(2 * _END_S if isinstance(error, PeerLost) else 0.0)
             if self.failure is not None:
                 raise RankFailure(self.failure) from error
             if isinstance(error, PeerLost):
@@ -215,9 +216,9 @@ class RankProcesses:
     def _watch(self) -> None:
         while not self._is_ending.wait(_WATCH_S):
             if any(child.exitcode is not None for child in self._children):
-                time.sleep(_GRACE_S)
+                reason = self._first_cause()
                 if not self._is_ending.is_set():
-                    self._fail(self._reason())
+                    self._fail(reason)
                 return
             deadline_s = self._deadline_s
             if deadline_s is not None and time.monotonic() > deadline_s:
@@ -232,18 +233,26 @@ class RankProcesses:
             return f"ranks 1 to {self.size - 1}"
         return ", ".join(f"rank {rank} (process {child.pid})" for rank, child in enumerate(self._children, start=1))
 
-    def _reason(self) -> str:
-        """The first cause among what children left behind: a death, or an error that is not about another rank."""
-        deaths: list[str] = []
-        errors: list[str] = []
-        echoes: list[str] = []
-        for rank, (child, connection) in enumerate(zip(self._children, self._connections, strict=True), start=1):
-            is_echo, text = _last_words(connection)
-            if text is not None:
-                (echoes if is_echo else errors).append(f"rank {rank}: {text}")
-            elif child.exitcode is not None:
-                deaths.append(f"rank {rank} (process {child.pid}) {_death_text(child.exitcode)}")
-        return next(iter([*errors, *deaths, *echoes]))
+    def _first_cause(self) -> str:
+        """Of what children leave behind: an error that is not about another rank, or else a death. Where one has only
+        lost another, that one has its say first."""
+        start_s = time.monotonic()
+        while True:
+            deaths: list[str] = []
+            for rank, (child, connection) in enumerate(zip(self._children, self._connections, strict=True), start=1):
+                if child.exitcode is None:
+                    continue
+                if rank not in self._words:
+                    self._words[rank] = _last_words(connection)
+                if self._words[rank].text is None:
+                    deaths.append(f"rank {rank} (process {child.pid}) {_death_text(child.exitcode)}")
+            errors = {rank: words for rank, words in self._words.items() if words.text is not None}
+            first = [f"rank {rank}: {words.text}" for rank, words in errors.items() if not words.is_echo]
+            waited_s = time.monotonic() - start_s
+            if ((first or deaths) and waited_s > _GRACE_S) or waited_s > _END_S:
+                echoes = [f"rank {rank}: {words.text}" for rank, words in errors.items()]
+                return next(iter([*first, *deaths, *echoes]))
+            time.sleep(_WATCH_S)
 
     def _fail(self, failure: str) -> None:
         self.failure = failure
@@ -358,15 +367,23 @@ def error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
 
 
-def _last_words(connection: Connection) -> tuple[bool, str | None]:
-    """(whether it is about another rank, the text); None where the child said nothing."""
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """What a child said before it ended; no text where it could not."""
+
+    text: str | None
+    #: Whether it is about another rank.
+    is_echo: bool
+
+
+def _last_words(connection: Connection) -> LastWords:
     try:
         if connection.poll():
             is_echo, text = connection.recv()
-            return is_echo, text
+            return LastWords(text, is_echo)
     except (EOFError, OSError):
         pass
-    return False, None
+    return LastWords(None, is_echo=False)
 
 
 def _death_text(exit_code: int) -> str:

@@ -19,9 +19,11 @@ from tests.engine.harness import engine_config
 def run_out_of_memory(store: Store, name: str, config: EngineConfig) -> None:
     """Rank 2 loses rank 1 before that has said why."""
     store.set(f"{name}/up/{config.shard.rank}", "1")
+    while not store.check([f"{name}/up/1", f"{name}/up/2"]):
+        time.sleep(0.01)
     if config.shard.rank == 2:
         raise PeerLost("Connection closed by peer")
-    time.sleep(0.4)
+    time.sleep(2.0)
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
 
 
