@@ -24,6 +24,7 @@ NEEDED = {
     ("load", "trace"): ["load.trace=times.txt"],
     **{("model", name): ["model.checkpoint=owner/name"] for name in ("hf", "llama", "qwen3", "smollm2")},
     ("eval", "prompts"): ["eval.data=rows.jsonl"],
+    ("eval", "lm_eval"): ["eval.tasks=[gsm8k]"],
 }
 OPTIONS = [(group, option) for group, options in groups().items() for option in options]
 
@@ -110,7 +111,7 @@ def test_an_experiment_gives_way_to_the_command_line() -> None:
         (["+model=inkling", "spec=mtp8", "spec.faults=[zork]"], "spec.faults: unknown fault 'zork'; known: "),
         (["+model=inkling", "cache.block_size=2"], "cache.block_size: 2 is below 3"),
         (["+model=inkling", "cache.num_blocks=2"], "cache.num_blocks: 2 blocks of 16 tokens hold less than one"),
-        (["+model=inkling", "model.max_model_len=1000000"], "model.max_model_len: 1000000 is more than"),
+        (["+model=inkling", "model.max_model_len=0"], "model.max_model_len: must be at least 1, not 0"),
         (["+model=inkling", "eval.data=nowhere.jsonl"], "eval.data: nowhere.jsonl does not exist"),
         (["+model=inkling", "eval.scorer=robst"], "eval.scorer: unknown scorer 'robst': did you mean 'robust'?"),
         (["+model=inkling", "engine.device=cuda:99"], "engine.device: cuda:99 is not there"),
