@@ -18,7 +18,7 @@ from torch.distributed import Store
 
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.rank_groups import LOOPBACK, RankGroups, join_groups
-from specbench.engine.execution.rank_processes import START_TIMEOUT_S, Launched, RankProcesses, rank_device
+from specbench.engine.execution.rank_processes import START_TIMEOUT_S, RankProcesses, find_launched, rank_device
 from specbench.engine.execution.step_message import CLOSE, REPLAY, STEP, StepMessage
 from specbench.engine.execution.step_results import PendingStep
 from specbench.engine.llm_engine import LLMEngine, plan_engine_memory
@@ -85,7 +85,7 @@ def with_num_blocks(config: EngineConfig) -> EngineConfig:
 
 
 def _join(store: Store, name: str, config: EngineConfig) -> RankGroups:
-    launched = Launched.find()
+    launched = find_launched(config.rank_start, config.shard.size)
     host = LOOPBACK if launched is None or launched.host in ("localhost", LOOPBACK) else None
     return join_groups(store, name, config.shard, torch.device(config.device), host, config.rank_timeout_s)
 
