@@ -133,6 +133,19 @@ def test_numbers_for_all_sections_and_for_one():
             split_by_section([text], (1,))
 
 
+def test_what_was_measured_before_it_was_stopped_is_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def stopped(bench: object) -> list[Verdict]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(SECTIONS, "attention", lambda bench: [Verdict("before", 1.0, 2.0)])
+    monkeypatch.setitem(SECTIONS, "decode", stopped)
+    assert main(["--small", "--device", "cpu", "--only", "attention", "decode", "verify"]) == 1
+    printed = capsys.readouterr().out
+    assert "before" in printed and "decode: the section ends" in printed and "== verify" not in printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -78,6 +79,8 @@ def split_by_section(texts: list[str], default: tuple[int, ...]) -> tuple[tuple[
 
 
 def main(arguments: list[str] | None = None) -> int:
+    # Whoever ends it by a signal gets the figures so far, as by Ctrl-C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _run(parse(arguments))
     except UserError as error:

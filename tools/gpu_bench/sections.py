@@ -347,7 +347,7 @@ _OF_STEPS = ("decode", "verify", "draft_single", "draft_multi", "ngram")
 
 def run_sections(bench: Bench, names: Sequence[str], changes: Mapping[str, dict[str, Any]]) -> list[Verdict]:
     """Those of SECTIONS, each with its time; what fails is said, and the others run. `changes`: section -> fields of
-    Settings that are its own."""
+    Settings that are its own. Ctrl-C ends them all, and leaves what there is."""
     verdicts: list[Verdict] = []
     for name in names:
         start_s = time.perf_counter()
@@ -357,6 +357,9 @@ def run_sections(bench: Bench, names: Sequence[str], changes: Mapping[str, dict[
         )
         try:
             verdicts += SECTIONS[name](replace(bench, settings=replace(bench.settings, **changes.get(name, {}))))
+        except KeyboardInterrupt:
+            print("stopped: what was measured so far", flush=True)
+            return [*verdicts, Verdict(f"{name}: the section ends", None, 1.0)]
         except Exception as error:  # a section must not take the others' figures with it
             print(f"section {name} failed: {type(error).__name__}: {error}", flush=True)
             verdicts.append(Verdict(f"{name}: the section runs", None, 1.0))
