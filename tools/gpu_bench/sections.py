@@ -351,10 +351,8 @@ def run_sections(bench: Bench, names: Sequence[str], changes: Mapping[str, dict[
     verdicts: list[Verdict] = []
     for name in names:
         start_s = time.perf_counter()
-        print(
-            f"\n== {name}: {(SECTIONS[name].__doc__ or '').splitlines()[0]}\n{HEADER if name in _OF_STEPS else ''}",
-            flush=True,
-        )
+        title = (SECTIONS[name].__doc__ or "").partition("\n")[0]
+        print(f"\n== {name}: {title}", *([HEADER] if name in _OF_STEPS else []), sep="\n", flush=True)
         try:
             verdicts += SECTIONS[name](replace(bench, settings=replace(bench.settings, **changes.get(name, {}))))
         except KeyboardInterrupt:
