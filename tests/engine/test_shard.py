@@ -165,3 +165,17 @@ def test_inkling_builds_on_ranks_and_its_memory_is_predicted(
     convolutions = next(group for group in target.cache_groups() if group.kind == "short_conv")
     assert [stream.shape for stream in convolutions.streams[0][1:]] == [(6144 // size,), (6144 // size,)]
     assert modules.relative_extents.values() and dataclasses.is_dataclass(own)
+
+
+def test_only_what_lies_together_is_read(tmp_path: Path) -> None:
+    """Rows and experts' widths by their own bytes; columns of a matrix by whole rows."""
+    read: list[int] = []
+    checkpoint = dataclasses.replace(Checkpoint.open(build_tiny_inkling(tmp_path)), on_read=read.append)
+    config = registry.load_model_config(checkpoint)
+    parts = registry.weight_parts(config, 0, Shard(1, 2))
+    reader = WeightReader(checkpoint, torch.float32, torch.device("cpu"), ALONE, parts)
+    for name, share in (("attn.wq_du.weight", 2), ("mlp.experts.w13_weight", 2), ("mlp.experts.w2_weight", 1)):
+        tensor = f"model.llm.layers.1.{name}"
+        read.clear()
+        reader.read(tensor)
+        assert sum(read) == checkpoint.tensors[tensor].num_bytes // share

@@ -29,3 +29,7 @@ class TensorEntry:
         row_bytes = self.num_bytes // self.shape[0]
         shape = (stop - start, *self.shape[1:])
         return replace(self, shape=shape, offset=self.offset + start * row_bytes, num_bytes=(stop - start) * row_bytes)
+
+    def row(self, index: int) -> TensorEntry:
+        """One entry of the first dimension."""
+        return replace(self.rows(index, index + 1), shape=self.shape[1:])

@@ -23,6 +23,9 @@ from specbench.errors import UserError
 #: All bits but the sign of the one code of float8_e4m3fn that is no number.
 _FP8_NAN = 0x7F
 
+#: Bytes of rows that are on the device at once while columns are taken from them.
+_SLICED_BYTES = 64 << 20
+
 
 class WeightReader:
     """Hands out tensors of a checked checkpoint by name, and counts the bytes handed out. Of a tensor in `parts` it
@@ -115,11 +118,25 @@ class WeightReader:
             dequantise(self._parts_of(entry), destination)
         elif self._is_random:
             fill_at_random(destination, entry.name)
-        elif part is not None and part.dim == 0:
-            destination.copy_(self._read_stored(entry.rows(part.start, part.stop)))
+        elif part is None:
+            destination.copy_(self._read_stored(entry))
         else:
-            stored = self._read_stored(entry)
-            destination.copy_(stored if part is None else stored[part.index])
+            self._fill_slice(entry, destination, part)
+
+    def _fill_slice(self, entry: TensorEntry, destination: Tensor, part: Part) -> None:
+        """A rank's slice of a tensor that is stored as it is. What lies together is all that is read; of a matrix's
+        columns whole rows are, a few at a time, since disks read no less."""
+        if part.dim == 0:
+            destination.copy_(self._read_stored(entry.rows(part.start, part.stop)))
+        elif len(entry.shape) > 2:  # a stack of matrices
+            inner = Part(part.dim - 1, part.start, part.stop)
+            for index in range(entry.shape[0]):
+                self._fill_slice(entry.row(index), destination[index], inner)
+        else:
+            num_rows = max(1, _SLICED_BYTES * entry.shape[0] // entry.num_bytes)
+            for start in range(0, entry.shape[0], num_rows):
+                stop = min(start + num_rows, entry.shape[0])
+                destination[start:stop].copy_(self._read_stored(entry.rows(start, stop))[part.index])
 
     def _parts_of(self, entry: TensorEntry) -> dict[str, Tensor]:
         """Codes and scales of a quantised weight."""
