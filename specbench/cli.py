@@ -435,7 +435,9 @@ def _check_plugin(override: Override) -> None:
         return
     Plugins.instance()  # plugins put their options into the store
     if f"{override.value()}.yaml" not in ConfigStore.instance().list(f"hydra/{group}"):
-        raise UserError(f"{override.input_line}: not installed; say pip install 'specbench[{extra}]'")
+        raise UserError(
+            f"{override.input_line}: not installed; say pip install -e '.[{extra}]' in specbench's repository"
+        )
 
 
 def _hydra_flags(argv: list[str], flags: list[str]) -> int:

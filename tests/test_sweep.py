@@ -162,7 +162,7 @@ def test_a_plugin_that_is_missing_names_its_extra(
 
     monkeypatch.setattr(ConfigStore, "list", lambda self, path: [])
     assert main([*SWEEP, "spec=mtp1,mtp2", "hydra/launcher=submitit_slurm"]) == 2
-    assert "not installed; say pip install 'specbench[submitit]'" in capsys.readouterr().err
+    assert "not installed; say pip install -e '.[submitit]'" in capsys.readouterr().err
 
 
 # ---- Sweepers and launchers of other make

@@ -77,7 +77,9 @@ def _require_lm_eval() -> None:
     try:
         import lm_eval  # noqa: F401  (seconds to import, and an extra)
     except ImportError as error:
-        raise UserError("eval=lm_eval: lm-eval is not installed; pip install 'specbench[lm_eval]'") from error
+        raise UserError(
+            "eval=lm_eval: lm-eval is not installed; say pip install -e '.[lm-eval]' in specbench's repository"
+        ) from error
 
 
 def _version() -> str:

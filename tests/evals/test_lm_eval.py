@@ -422,7 +422,7 @@ def test_shots_of_a_local_file_need_their_own(gsm8k: Callable[..., Task]) -> Non
 
 def test_without_lm_eval(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)
-    with pytest.raises(UserError, match=r"eval=lm_eval: lm-eval is not installed; pip install"):
+    with pytest.raises(UserError, match=r"eval=lm_eval: lm-eval is not installed; say pip install -e '\.\[lm-eval\]'"):
         load_task(build(tasks=("gsm8k",)), MODEL)
 
 
