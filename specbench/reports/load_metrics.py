@@ -86,8 +86,9 @@ def _gap_test(load: dict, gaps_s: np.ndarray) -> float | None:
 
 
 def _backlog(load: dict, timed: Sequence[RequestRecord]) -> dict:
-    """Requests out after a quarter of the arrivals and at the last one, pooled over repeats, and how far chance alone
-    moves their difference. A target that keeps up with a rate has as many out at either time.
+    """Requests due and not yet done, in the client or the target, after a quarter of the timetable and at its last one,
+    pooled over repeats, and how far chance alone moves their difference. A target that keeps up with a rate has as many
+    at either time. (Of those that are out alone, a cap on them would hide it.)
 
     The time between adds its arrivals and takes its ends: as counts, of variance n (over `burstiness` of clustered
     arrivals). None where the rate is not the same all along.
@@ -97,21 +98,24 @@ def _backlog(load: dict, timed: Sequence[RequestRecord]) -> dict:
         return nothing
     at_quarter = at_end = variance = 0.0
     for group in _by_repeat(timed):
-        flight = _Flight.of([one for one in group if one.last_token_s is not None])
-        if len(flight.arrival_s) < MIN_GAPS:
+        ended = [one for one in group if one.last_token_s is not None]
+        if len(ended) < MIN_GAPS:
             return nothing
-        quarter_s, end_s = float(np.quantile(flight.arrival_s, 0.25)), float(flight.arrival_s.max())
-        quarter, end = flight.num_out(quarter_s), flight.num_out(end_s)
-        num_arrived = int((flight.arrival_s > quarter_s).sum())
+        due_s = np.array([one.scheduled_s for one in ended])
+        end_s = np.array([one.last_token_s for one in ended])
+        quarter_s, last_s = np.quantile(due_s, 0.25), due_s.max()
+        quarter, end = (int(((due_s <= at_s) & (end_s > at_s)).sum()) for at_s in (quarter_s, last_s))
+        num_due = int((due_s > quarter_s).sum())
         at_quarter, at_end = at_quarter + quarter, at_end + end
-        variance += num_arrived / min(1.0, load.get("burstiness") or 1.0) + (num_arrived - end + quarter)
+        variance += num_due / min(1.0, load.get("burstiness") or 1.0) + (num_due - end + quarter)
     return {"at_quarter": at_quarter, "at_end": at_end, "standard_error": variance**0.5} if variance else nothing
 
 
 def _goodput(report: dict, requests: Sequence[RequestRecord], duration_s: float | None) -> dict:
     """Requests that were completed within every SLO that is set, of all measured ones.
 
-    Without an SLO there is no goodput. A request of one token has no TPOT and meets any.
+    Without an SLO there is no goodput. A request of one token has no TPOT and meets any. As TTFT and E2EL do, the SLOs
+    count from submission: `client_queue_ms`, beside it, is outside.
     """
     limits = {name: report.get(f"slo_{name}") for name in ("ttft_ms", "tpot_ms", "e2el_ms")}
     slos = {f"slo_{name}": limit for name, limit in limits.items()}
@@ -149,7 +153,7 @@ def _steady_state(load: dict, columns: StepColumns | None) -> dict:
     """Neither start-up nor drain, pooled over repeats; None without `columns`.
 
     Of a closed load from the first to the last moment with 95 % of its requests out; of a timetable from the first
-    request that ended to the last that arrived.
+    request that ended to the last one of the timetable that arrived: turns behind it are drain.
     """
     if columns is None:
         return {"windows_s": []} | dict.fromkeys(("duration_s", "share", "mean_in_flight", "output_token_per_s"))
@@ -180,10 +184,16 @@ class _Flight:
     #: [num_requests]
     arrival_s: np.ndarray
     end_s: np.ndarray
+    #: Of the last one of the timetable; None without a timetable.
+    last_scheduled_s: float | None
 
     @classmethod
     def of(cls, requests: Sequence[RequestRecord]) -> _Flight:
-        return cls(np.array([one.arrival_s for one in requests]), np.array([one.last_token_s for one in requests]))
+        return cls(
+            arrival_s=np.array([one.arrival_s for one in requests]),
+            end_s=np.array([one.last_token_s for one in requests]),
+            last_scheduled_s=max((one.arrival_s for one in requests if one.scheduled_s is not None), default=None),
+        )
 
     @property
     def span_s(self) -> float:
@@ -194,10 +204,10 @@ class _Flight:
             return None
         if load.get("name") == "closed":
             return self._with_at_least(STEADY_SHARE * load["concurrency"])
-        if load.get("name") is None:
+        from_s = float(self.end_s.min())
+        if self.last_scheduled_s is None or self.last_scheduled_s <= from_s:
             return None
-        from_s, to_s = float(self.end_s.min()), float(self.arrival_s.max())
-        return _Window(from_s, to_s) if from_s < to_s else None
+        return _Window(from_s, self.last_scheduled_s)
 
     def _with_at_least(self, num_out: float) -> _Window | None:
         times_s = np.concatenate([self.end_s, self.arrival_s])
@@ -208,9 +218,6 @@ class _Flight:
             return None
         places = np.flatnonzero(is_busy)
         return _Window(float(times_s[order][places[0]]), float(times_s[order][places[-1] + 1]))
-
-    def num_out(self, at_s: float) -> int:
-        return int(((self.arrival_s <= at_s) & (self.end_s > at_s)).sum())
 
     def integral(self, window: _Window) -> float:
         """Seconds that requests were out within the window, summed over them."""

@@ -26,7 +26,7 @@ def load_section(run: RunRecord, load: dict) -> list[Section]:
     if load["lag_ms"]["n"]:
         blocks += [_client_table(load), *_gaps_sentence(load["gaps"])]
     if load["goodput"]["total"] is not None:
-        blocks.append(_goodput_table(load["goodput"]))
+        blocks.append(_goodput_table(load["goodput"], load["client_queue_ms"]["mean"]))
     return [Section("Load", (*blocks, *_steady_state(load)))]
 
 
@@ -51,7 +51,7 @@ def _gaps_sentence(gaps: dict) -> list[str]:
     return [f"Gaps between arrivals: mean {decimal(gaps['mean_s'], 4)} s, coefficient of variation {variation}{law}."]
 
 
-def _goodput_table(goodput: dict) -> ReportTable:
+def _goodput_table(goodput: dict, mean_queue_ms: float | None) -> ReportTable:
     limits = ", ".join(
         f"{label} <= {goodput[name]:g} ms" for name, label in _SLO_LABELS.items() if goodput[name] is not None
     )
@@ -59,8 +59,13 @@ def _goodput_table(goodput: dict) -> ReportTable:
         (text_cell("Requests within every SLO"), percent_of_cell(goodput["met"], goodput["total"])),
         (text_cell("Goodput (req/s)"), decimal_cell(goodput["request_per_s"])),
     )
-    note = f"{limits}; failed requests meet none."
-    return ReportTable("goodput", "Goodput", ("Goodput", "Value"), rows, notes=(note,))
+    notes = [f"{limits}; failed requests meet none."]
+    if mean_queue_ms:
+        notes.append(
+            f"SLOs count from submission: before it, requests waited {decimal(mean_queue_ms)} ms in the client on "
+            "average for one of load.concurrency's places, and that wait is outside them."
+        )
+    return ReportTable("goodput", "Goodput", ("Goodput", "Value"), rows, notes=tuple(notes))
 
 
 def _steady_state(load: dict) -> tuple[str | ReportTable, ...]:
@@ -68,7 +73,7 @@ def _steady_state(load: dict) -> tuple[str | ReportTable, ...]:
     rule = (
         f"from the first to the last moment with {100 * STEADY_SHARE:g}% of load.concurrency out"
         if load["name"] == "closed"
-        else "from the first request that ended to the last that arrived"
+        else "from the first request that ended to the last one of the timetable that arrived"
     )
     if not steady["windows_s"]:
         return (f"No steady state ({rule}).",)

@@ -94,7 +94,7 @@ def _kept_up(evidence: Evidence) -> Finding:
     if backlog["standard_error"] is None:
         return not_checked("does not apply: the load has no rate that stays, or too few requests")
     growth = backlog["at_end"] - backlog["at_quarter"]
-    text = f"{backlog['at_quarter']:g} requests out after a quarter of the arrivals, {backlog['at_end']:g} at the last"
+    text = f"{backlog['at_quarter']:g} requests due and not done after a quarter, {backlog['at_end']:g} at the last"
     return judged(growth > ALARM_STANDARD_ERRORS * backlog["standard_error"], text, backlog)
 
 
@@ -134,7 +134,7 @@ CHECKS = (
     HealthCheck(
         name="kept_up",
         title="The target kept up with the load",
-        threshold=f"growth of requests out within {ALARM_STANDARD_ERRORS:g} standard errors",
+        threshold=f"growth of requests due and not done within {ALARM_STANDARD_ERRORS:g} standard errors",
         why="behind a rate that is above the target's, latency measures how long the run was",
         where="load.rate against the throughput of load=offline",
         look=_kept_up,

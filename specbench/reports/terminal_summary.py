@@ -103,16 +103,18 @@ def _speed(metrics: dict) -> list[SummaryRow]:
     return [
         SummaryRow("Duration (s)", decimal(throughput["duration_s"])),
         SummaryRow("Output token throughput (tok/s)", f"{decimal(throughput['output_token_per_s'])}{over_repeats}"),
-        *_goodput(metrics["load"]["goodput"]),
+        *_goodput(metrics["load"]),
         *latencies,
     ]
 
 
-def _goodput(goodput: dict) -> list[SummaryRow]:
+def _goodput(load: dict) -> list[SummaryRow]:
+    goodput, queue_ms = load["goodput"], load["client_queue_ms"]["mean"]
     if goodput["total"] is None:
         return []
     share = percent_of(goodput["met"], goodput["total"])
-    return [SummaryRow("Goodput (req/s)", f"{decimal(goodput['request_per_s'])}, {share} of requests")]
+    outside = f", {decimal(queue_ms)} ms in the client not counted" if queue_ms else ""
+    return [SummaryRow("Goodput (req/s)", f"{decimal(goodput['request_per_s'])}, {share} of requests{outside}")]
 
 
 def _acceptance(metrics: dict) -> list[SummaryRow]:

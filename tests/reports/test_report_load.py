@@ -116,7 +116,11 @@ def test_a_load_that_never_fills_its_clients_has_no_steady_state():
 
 def test_steady_state_of_a_timetable_lasts_from_the_first_end_to_the_last_arrival():
     log = steady_log()
-    log.requests[2] = make_request("r2", arrival_s=3.5, first_token_s=5.0, last_token_s=6.0, num_output_tokens=4)
+    times_s = ((1.0, 3.0), (1.0, 4.0), (3.5, 6.0))
+    log.requests = [
+        make_request(f"r{index}", scheduled_s=at_s, arrival_s=at_s, last_token_s=end_s)
+        for index, (at_s, end_s) in enumerate(times_s)
+    ]
     steady = compute_metrics(run_of({"name": "poisson", "rate": 1.0}), log)["load"]["steady_state"]
     assert steady["windows_s"] == [[2.0, 2.5]] and steady["mean_in_flight"] == 1.0
     offline = compute_metrics(run_of({"name": "offline"}), steady_log())["load"]["steady_state"]
@@ -192,26 +196,73 @@ def test_the_terminal_shows_goodput_where_there_is_an_slo():
     assert "Goodput (req/s)" not in {row.label for row in others}
 
 
-def queue_of(rate: float, service_s: float, seed: int, num_requests: int = 300) -> list[RequestRecord]:
-    """Poisson arrivals at one server that takes an exponential time for each request."""
+def queue_of(
+    rate: float, service_s: float, seed: int, num_requests: int = 300, concurrency: int | None = None
+) -> list[RequestRecord]:
+    """Poisson arrivals at one server that takes an exponential time for each request, `concurrency` out at most."""
     generator = np.random.default_rng(seed)
-    arrival_s, free_s, requests = 0.0, 0.0, []
+    due_s, end_s = 0.0, [0.0]
+    requests = []
     for index in range(num_requests):
-        arrival_s += generator.exponential(1 / rate)
-        free_s = max(free_s, arrival_s) + generator.exponential(service_s)
+        due_s += generator.exponential(1 / rate)
+        freed_s = end_s[-concurrency] if concurrency is not None and len(end_s) > concurrency else 0.0
+        arrival_s = max(due_s, freed_s)
+        end_s.append(max(end_s[-1], arrival_s) + generator.exponential(service_s))
         requests.append(
             make_request(
-                f"r{index}", scheduled_s=arrival_s, arrival_s=arrival_s, client_queue_s=0.0, last_token_s=free_s
+                f"r{index}",
+                scheduled_s=due_s,
+                arrival_s=arrival_s,
+                client_queue_s=arrival_s - due_s,
+                first_token_s=max(end_s[-2], arrival_s),
+                last_token_s=end_s[-1],
             )
         )
     return requests
 
 
+@pytest.mark.parametrize("concurrency", [None, 2])
 @pytest.mark.parametrize(("service_s", "status"), [(0.6, "ok"), (2.5, "warning")])
-def test_a_target_that_falls_behind_is_named(service_s: float, status: str):
-    run = run_of({"name": "poisson", "rate": 1.0})
+def test_a_target_that_falls_behind_is_named_with_and_without_a_cap(
+    concurrency: int | None, service_s: float, status: str
+):
+    run = run_of({"name": "poisson", "rate": 1.0, "concurrency": concurrency})
     for seed in range(5):
-        log = EventLog(queue_of(1.0, service_s, seed))
+        log = EventLog(queue_of(1.0, service_s, seed, concurrency=concurrency))
         (check,) = [one for one in compute_metrics(run, log)["health"] if one["name"] == "kept_up"]
         assert check["status"] == status, check["seen"]
     assert figures(run_of({"name": "burst", "rate": 1.0, "burst_size": 2}), log.requests)["backlog"]["at_end"] is None
+
+
+def test_backlog_counts_what_waits_in_the_client():
+    requests = [
+        make_request(f"r{at_s}", scheduled_s=at_s, arrival_s=10.0 * at_s, last_token_s=10.0 * at_s + 10.0)
+        for at_s in range(20)
+    ]
+    backlog = figures(run_of({"name": "poisson", "rate": 1.0, "concurrency": 1}), requests)["backlog"]
+    assert (backlog["at_quarter"], backlog["at_end"]) == (5.0, 19.0)
+
+
+def test_goodput_says_what_waiting_is_outside_its_slos():
+    run = run_of({"name": "poisson", "rate": 1.0, "concurrency": 2}, slo_ttft_ms=5000.0)
+    log = EventLog(queue_of(1.0, 2.5, 0, num_requests=40, concurrency=2))
+    metrics = compute_metrics(run, log)
+    waited = f"{metrics['load']['client_queue_ms']['mean']:,.2f} ms"
+    assert f"requests waited {waited} in the client" in report_markdown(run, metrics)
+    (shown,) = [row.value for row in summary_rows(run, metrics) if row.label == "Goodput (req/s)"]
+    assert shown.endswith(f"{waited} in the client not counted")
+    free = compute_metrics(run, EventLog(queue_of(1.0, 0.01, 0, num_requests=40)))
+    assert "requests waited" not in report_markdown(run, free)
+    assert "in the client" not in next(row.value for row in summary_rows(run, free) if row.label == "Goodput (req/s)")
+
+
+def test_turns_behind_the_timetable_are_drain():
+    log = EventLog(
+        [
+            make_request("a", scheduled_s=1.0, arrival_s=1.0, last_token_s=2.0),
+            make_request("b", scheduled_s=3.0, arrival_s=3.0, last_token_s=4.0),
+            make_request("b, second turn", arrival_s=4.0, last_token_s=9.0),
+        ]
+    )
+    steady = compute_metrics(run_of({"name": "trace"}), log)["load"]["steady_state"]
+    assert steady["windows_s"] == [[1.0, 2.0]] and steady["duration_s"] == 1.0
