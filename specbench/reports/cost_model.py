@@ -29,6 +29,8 @@ FLAT_SHARE = 0.02
 _COEFFICIENTS = ("step_ms", "request_ms", "row_ms", "root_row_ms", "prompt_row_ms", "prompt_chunk_ms")
 #: Steps further from the median than this many robust standard deviations are pauses of the machine.
 _PAUSE_DEVIATIONS = 5.0
+#: A step in decode that takes over so many times the median of those with about as many rows has been held up.
+HELD_UP_RATIO = 10.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +63,7 @@ def cost_metrics(columns: StepColumns, engine_steps: Sequence[EngineStep], k: in
         "reason": fitted.reason,
         "steps": len(run.costs.step_s),
         "time": _time(run.costs),
+        "held_up": _held_up(run.costs),
         "by_batch": [_batch_row(run.costs, batch) for batch in frequent_batches(run.costs)],
         "laws": [_law_metrics(law) for law in laws],
         "tokens_per_step": [{"k": one.k, "tokens": one.tokens, "low": one.low, "high": one.high} for one in run.kept],
@@ -70,7 +73,7 @@ def cost_metrics(columns: StepColumns, engine_steps: Sequence[EngineStep], k: in
 
 def _nothing(reason: str) -> dict:
     lists = ("by_batch", "laws", "tokens_per_step", "predictions")
-    return {"reason": reason, "steps": 0, "time": None, **{name: [] for name in lists}}
+    return {"reason": reason, "steps": 0, "time": None, "held_up": _held_up(None), **{name: [] for name in lists}}
 
 
 def frequent_batches(costs: StepCosts) -> list[int]:
@@ -96,6 +99,30 @@ def _time(costs: StepCosts) -> dict[str, float | None]:
         "draft_s": _sum(costs.draft_s),
         "host_s": _sum(costs.host_s),
     }
+
+
+def _held_up(costs: StepCosts | None) -> dict[str, float | None]:
+    """Steps in decode that took HELD_UP_RATIO times what steps with about as many rows do, and their share of the time.
+
+    Alike are rows within a power of two; kinds of fewer than MIN_STEPS steps are not judged, and None where all are.
+    """
+    judged_s, held_up_s, num_judged, num_held_up = 0.0, np.zeros(1), 0, 0
+    for step_s in [] if costs is None else _alike(costs):
+        is_held_up = step_s > HELD_UP_RATIO * np.median(step_s)
+        judged_s, num_judged = judged_s + float(step_s.sum()), num_judged + len(step_s)
+        held_up_s, num_held_up = np.append(held_up_s, step_s[is_held_up]), num_held_up + int(is_held_up.sum())
+    if not judged_s:
+        return {"judged": 0, "steps": None, "share": None, "longest_ms": None}
+    share, longest_ms = float(held_up_s.sum()) / judged_s, 1000 * float(held_up_s.max())
+    return {"judged": num_judged, "steps": num_held_up, "share": share, "longest_ms": longest_ms or None}
+
+
+def _alike(costs: StepCosts) -> list[np.ndarray]:
+    """Seconds of steps in decode, by powers of two of their rows; kinds of at least MIN_STEPS."""
+    octave = np.log2(np.maximum(costs.num_rows[costs.is_decode_only], 1)).astype(np.int64)
+    step_s = costs.step_s[costs.is_decode_only]
+    kinds = (step_s[octave == one] for one in np.unique(octave))
+    return [kind for kind in kinds if len(kind) >= MIN_STEPS]
 
 
 def _sum(seconds: np.ndarray) -> float | None:

@@ -56,7 +56,7 @@ class Evidence:
 
     run: RunRecord
     columns: StepColumns
-    #: The blocks of metrics.json that come before health.
+    #: The other blocks of metrics.json.
     metrics: dict
     samples: Sequence[SampleRecord]
     #: [num_requests] Index of each request's sample.

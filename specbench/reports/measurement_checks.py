@@ -6,6 +6,7 @@ should be (drafting_checks.py), what text was decoded (text_checks.py).
 
 from __future__ import annotations
 
+from specbench.reports.cost_model import HELD_UP_RATIO
 from specbench.reports.health_check import (
     ALARM_STANDARD_ERRORS,
     FAILED,
@@ -20,6 +21,9 @@ from specbench.reports.health_check import (
 from specbench.reports.identities import broken_identities
 from specbench.reports.latency import MIN_REQUESTS_OF_P99
 from specbench.reports.load_metrics import MAX_MEAN_LAG_MS
+
+#: Of the time in decode; beyond it speed is that of what held the steps up.
+_MAX_HELD_UP_SHARE = 0.1
 
 #: `acceptance_source` of the embedded engine, which sees every step.
 _ENGINE = "engine"
@@ -98,6 +102,18 @@ def _kept_up(evidence: Evidence) -> Finding:
     return judged(growth > ALARM_STANDARD_ERRORS * backlog["standard_error"], text, backlog)
 
 
+def _held_up(evidence: Evidence) -> Finding:
+    held_up = evidence.metrics["cost_model"]["held_up"]
+    if held_up["share"] is None:
+        return not_checked("too few steps in decode with about as many rows are known")
+    text = (
+        f"{held_up['steps']:,} of {held_up['judged']:,} steps in decode held up, {held_up['share']:.2%} of their time"
+    )
+    if held_up["steps"]:
+        text += f", the longest {held_up['longest_ms']:,.0f} ms"
+    return judged(held_up["share"] > _MAX_HELD_UP_SHARE, text, held_up)
+
+
 CHECKS = (
     HealthCheck(
         name="identities",
@@ -122,6 +138,18 @@ CHECKS = (
         why="tokens of several steps that arrive as one chunk make ITL too long and acceptance per step too high",
         where="the server's stream interval, a proxy that buffers, a client that reads too slowly",
         look=_chunks,
+    ),
+    HealthCheck(
+        name="held_up",
+        title="Steps took their time",
+        threshold=(
+            f"steps of over {HELD_UP_RATIO:g} times the median of those with about as many rows hold at most "
+            f"{_MAX_HELD_UP_SHARE:.0%} of the time in decode"
+        ),
+        why="throughput and latency are then those of what held the steps up, and differ from run to run",
+        where="other work on this machine (hardware in run.json); on a busy CPU, threads of torch that wait for each "
+        "other (OMP_NUM_THREADS=1); kernels compiled during the run (load.warmup)",
+        look=_held_up,
     ),
     HealthCheck(
         name="timetable",

@@ -56,10 +56,8 @@ def metrics_of(run: RunRecord, log: EventLog, columns: StepColumns) -> dict:
         },
         "intervals": acceptance_intervals(columns, k) | _speed_intervals(run, columns),
     }
-    return metrics | {
-        "health": health_checks(run, columns, metrics, log.samples),
-        "cost_model": cost_metrics(columns, log.engine_steps, k or 0),
-    }
+    cost_model = {"cost_model": cost_metrics(columns, log.engine_steps, k or 0)}
+    return metrics | {"health": health_checks(run, columns, metrics | cost_model, log.samples)} | cost_model
 
 
 def _num_speculative_tokens(run: RunRecord, columns: StepColumns) -> int | None:

@@ -253,6 +253,44 @@ def test_pauses_are_left_out_of_a_mean():
     assert without_pauses(np.array([2.0, 2.0])).tolist() == [2.0, 2.0]
 
 
+def with_pauses(log: EventLog, places: range, pause_s: float) -> EventLog:
+    """The same steps, with a wait of `pause_s` in those at `places`."""
+    shift_s, steps = 0.0, []
+    for place, step in enumerate(log.engine_steps):
+        longer_s = pause_s if place in places else 0.0
+        steps.append(replace(step, start_s=step.start_s + shift_s, end_s=step.end_s + shift_s + longer_s))
+        shift_s += longer_s
+    log.engine_steps = steps
+    return log
+
+
+@pytest.mark.parametrize(
+    ("places", "pause_s", "status"),
+    [
+        (range(0), 0.0, "ok"),
+        (range(0, 180, 9), 0.05, "ok"),
+        (range(7, 8), 0.1, "ok"),
+        (range(0, 180, 9), 2.0, "warning"),
+    ],
+)
+def test_a_run_whose_steps_were_held_up_says_so(places: range, pause_s: float, status: str):
+    metrics = compute_metrics(make_run(4), with_pauses(simulated(4, noise=0.1), places, pause_s))
+    (check,) = [one for one in metrics["health"] if one["name"] == "held_up"]
+    assert check["status"] == status, check["seen"]
+
+
+def test_held_up_steps_are_counted():
+    metrics = metrics_of(with_pauses(simulated(4), range(0, 180, 9), 2.0), 4)
+    held_up = metrics["held_up"]
+    assert (held_up["judged"], held_up["steps"]) == (180, 20)
+    quiet_s = sum(60 * truth_s(4, batch) for batch in BATCHES)
+    held_s = 40.0 + sum(truth_s(4, BATCHES[place // 60]) for place in range(0, 180, 9))
+    assert held_up["share"] == pytest.approx(held_s / (quiet_s + 40.0))
+    assert held_up["longest_ms"] == pytest.approx(1000 * (2.0 + truth_s(4, BATCHES[-1])))
+    few = metrics_of(with_pauses(simulated(4, num_steps=19), range(0, 57, 9), 2.0), 4)
+    assert few["held_up"] == {"judged": 0, "steps": None, "share": None, "longest_ms": None}
+
+
 # ---- Not measured
 
 
