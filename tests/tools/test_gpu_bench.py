@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ from tools.gpu_bench.floors import kv_read, shape_bytes
 from tools.gpu_bench.goals import Verdict
 from tools.gpu_bench.main import conclude, engine_fields, main, split_by_section
 from tools.gpu_bench.peers import is_installed, peer_step_s, transformers_peer
-from tools.gpu_bench.sections import SECTIONS
+from tools.gpu_bench.sections import SECTIONS, check_acceptance
 from tools.gpu_bench.shapes import expert_counts, open_shape, shape_folder
 
 HEAD = 2 * 151936 * 4096
@@ -105,6 +106,13 @@ def test_an_engine_is_shared_until_another_is_wanted(tmp_path: Path):
     assert shelf.engine(settings, folder, Drafting("mtp_single", 2, (1.0, 1.0))) is first
     run = run_batch(first, settings, 2, 8, seed=0)
     assert run.acceptance_length > 2.5  # all drafts of all steps but the last
+    assert first.runner.stages.conditional_rates.tolist() == [1.0, 1.0]  # what a GPU goes by
+    shelf.engine(settings, folder, Drafting("mtp_single", 2, (0.8, 0.6)))
+    drawn = run_batch(first, replace(settings, num_outputs=(4, 64)), 2, 64, seed=0)
+    check_acceptance(drawn, (0.8, 0.6))
+    with pytest.raises(ValueError, match=r"where the rates mean 1\.00"):
+        check_acceptance(drawn, (0.0, 0.0))
+    torch.testing.assert_close(first.runner.stages.conditional_rates, torch.tensor([0.8, 0.75]))
     shelf.engine(settings, folder, Drafting("mtp_single", 2))
     assert run_batch(first, settings, 2, 8, seed=0).acceptance_length == 1
     assert shelf.engine(settings, folder, Drafting()) is not first

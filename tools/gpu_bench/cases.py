@@ -18,6 +18,7 @@ import torch
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, read_json
 from specbench.engine.config import EngineConfig
 from specbench.engine.llm_engine import LLMEngine
+from specbench.engine.sampling.verification import conditional_rates
 from specbench.generate import GenerateRequest, GenerateResult, SamplingParams
 from specbench.records import EngineStep
 
@@ -164,8 +165,10 @@ class EngineShelf:
 def set_synthetic_rates(engine: LLMEngine, rates: tuple[float, ...]) -> None:
     """Of an engine that drafts: the rates lie on the device, where recorded steps read them."""
     if rates:
-        on_device = engine.runner.stages.synthetic_rates
-        on_device.copy_(torch.tensor(rates, dtype=on_device.dtype))
+        stages = engine.runner.stages
+        stages.synthetic_rates.copy_(torch.tensor(rates, dtype=stages.synthetic_rates.dtype))
+        # What the fused acceptance of a GPU reads in their place.
+        stages.conditional_rates.copy_(conditional_rates(stages.synthetic_rates))
 
 
 def engine_config(settings: Settings, folder: Path, drafting: Drafting, **changes: object) -> EngineConfig:

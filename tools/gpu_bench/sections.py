@@ -17,7 +17,7 @@ from specbench.engine.llm_engine import LLMEngine
 
 from . import goals, published
 from .attention import attention_seconds, cache_bytes
-from .cases import ACCEPTANCE_RATES, Drafting, EngineShelf, Settings, StepTime, measure_step, run_batch
+from .cases import ACCEPTANCE_RATES, BatchRun, Drafting, EngineShelf, Settings, StepTime, measure_step, run_batch
 from .ceilings import Ceilings
 from .floors import ShapeBytes, kv_read, shape_bytes
 from .goals import Verdict
@@ -249,9 +249,20 @@ def _end_to_end(bench: Bench, shape: str, proposer: str, num_drafts: int) -> lis
     return [_tokens_a_second(bench, engine, case, batch, peer) for batch in bench.settings.batch_sizes]
 
 
+def check_acceptance(run: BatchRun, rates: Sequence[float]) -> None:
+    """ValueError where the coins did not fall by the rates: 6 standard errors from the length that they mean."""
+    num_steps = sum(row.num_drafted > 0 for result in run.results for row in result.verify_steps)
+    mean = sum(rates)
+    # Of a count whose chance to be above i is rates[i].
+    variance = sum((2 * index + 1) * rate for index, rate in enumerate(rates)) - mean**2
+    if abs(run.acceptance_length - 1 - mean) > 6 * (variance / max(num_steps, 1)) ** 0.5 + 1e-9:
+        raise ValueError(f"acceptance length {run.acceptance_length:.2f}, where the rates mean {1 + mean:.2f}")
+
+
 def _tokens_a_second(bench: Bench, engine: LLMEngine, case: str, batch: int, peer: dict[int, float]) -> Verdict:
     """Of the steps in which the whole batch decodes: what they emitted over what they took."""
     run = run_batch(engine, bench.settings, batch, bench.settings.num_outputs[1], seed=0)
+    check_acceptance(run, ACCEPTANCE_RATES[: engine.config.num_speculative_tokens])
     steps = run.decode_steps[1:]
     if not steps:
         raise ValueError(f"{case}, batch {batch}: no two steps had the whole batch; ask for more output tokens")
