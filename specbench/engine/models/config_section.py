@@ -39,6 +39,15 @@ class ConfigSection:
             self.fail(key, f"expected a whole number, found {value!r}; correct it")
         return value
 
+    def token_id(self, key: str, default: int) -> int:
+        """A whole number, 0 included; `default` where it is absent."""
+        value = self.optional(key)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            self.fail(key, f"expected a token id, found {value!r}; correct it")
+        return value
+
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.optional(key)
         if value is None:

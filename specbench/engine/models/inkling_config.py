@@ -223,8 +223,8 @@ def _tower_section(checkpoint: Checkpoint, key: str, prefix: str) -> ConfigSecti
 
 def _content_tokens(checkpoint: Checkpoint, kind: str, default: ContentTokens) -> ContentTokens:
     top = top_section(checkpoint)
-    marker = top.count(f"{kind}_bos_token_id", default=default.marker_id)
-    return ContentTokens(marker, top.count(f"{kind}_token_id", default=default.placeholder_id))
+    marker = top.token_id(f"{kind}_bos_token_id", default=default.marker_id)
+    return ContentTokens(marker, top.token_id(f"{kind}_token_id", default=default.placeholder_id))
 
 
 def content_tokens(config: InklingConfig) -> dict[str, ContentTokens]:
