@@ -474,8 +474,9 @@ def _list_command(argv: list[str]) -> int:
         return 0
     if group not in known:
         raise UserError(f"{group}: no such group; {near_name(group, known)}")
+    width = max(map(len, known[group])) + 2
     for option in known[group]:
-        print(f"{option:<14}{_how_to(conf_dir() / group / f'{option}.yaml')}")
+        print(f"{option:<{width}}{_how_to(conf_dir() / group / f'{option}.yaml')}")
     return 0
 
 

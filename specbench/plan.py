@@ -11,7 +11,7 @@ import functools
 import hashlib
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,8 @@ from specbench.trace import read_trace
 if TYPE_CHECKING:
     from specbench.engine.tokenizer import Tokenizer
 
+#: Requests that a notice names.
+_NUM_NAMED = 3
 _KNOWN_HASHES: dict[tuple, str] = {}
 
 
@@ -589,15 +591,15 @@ def _require_tokenizer(config: RunConfig, checkpoint: Path) -> Tokenizer:
 def _check_prompts(
     config: RunConfig, checkpoint: Path, vocab_size: int, requests: Iterable[GenerateRequest]
 ) -> list[str]:
-    """UserError for a prompt that leaves no room; a notice where the context ends before max_output_tokens."""
-    from specbench.engine.content.audio_files import num_audio_tokens
+    """UserError for a prompt that leaves no room; notices of audio that does not, and of answers that may be cut."""
+    from specbench.engine.content.audio_files import MAX_TOKENS, num_audio_tokens
     from specbench.engine.tokenizer import encode_prompt, load_tokenizer
 
     tokenizer = load_tokenizer(checkpoint, config.model.tokenizer, config.model.chat_template)
     max_model_len = config.model.max_model_len
     assert max_model_len is not None
     advice = ", lower eval.num_fewshot" if config.eval.num_fewshot else ""
-    num_short = num_long_clips = 0
+    misfits: dict[str, list[str]] = {"clip": [], "context": [], "answer": []}
     #: Request -> tokens of its prompt, of a turn behind another one without the answers, and the answers' most.
     lengths: dict[str, tuple[int, int]] = {}
     for request in requests:
@@ -606,8 +608,8 @@ def _check_prompts(
         token_ids = encode_prompt(tokenizer, request).token_ids
         before, answers = (0, 0) if request.follows is None else lengths[request.follows]
         num_tokens = len(token_ids) + before
-        num_clip_tokens = sum(num_audio_tokens(source) or 0 for source in request.audio)
-        lengths[request.request_id] = (num_tokens + num_clip_tokens, answers + request.sampling.max_output_tokens)
+        clips = [num_audio_tokens(source) or 0 for source in request.audio]
+        lengths[request.request_id] = (num_tokens + sum(clips), answers + request.sampling.max_output_tokens)
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
             raise UserError(
                 f"eval.data: prompt_token_ids of {request.sample_id}: ids must lie in 0 .. {vocab_size - 1}, the "
@@ -618,17 +620,35 @@ def _check_prompts(
                 f"eval.data: the prompt of {request.sample_id} has {num_tokens} tokens and leaves no room in a context "
                 f"of {max_model_len}; shorten it{advice} or raise model.max_model_len"
             )
-        if num_tokens + num_clip_tokens >= max_model_len:
-            num_long_clips += 1  # such a request fails, and the others run
-        else:
-            num_short += sum(lengths[request.request_id]) > max_model_len
+        if max(clips, default=0) > MAX_TOKENS:
+            misfits["clip"].append(request.sample_id)
+        elif num_tokens + sum(clips) >= max_model_len:
+            misfits["context"].append(request.sample_id)
+        elif sum(lengths[request.request_id]) > max_model_len:
+            misfits["answer"].append(request.sample_id)
+    return _misfit_notices(misfits, max_model_len)
+
+
+def _misfit_notices(misfits: Mapping[str, Sequence[str]], max_model_len: int) -> list[str]:
+    """One for each kind that has any: requests that are too long fail one by one, and the others run."""
+    from specbench.engine.content.audio_files import MAX_TOKENS
+
     context = f"a context of {max_model_len} tokens"
-    notices = []
-    if num_long_clips:
-        notices.append(f"{num_long_clips} prompts with their audio are longer than {context}: these will fail.")
-    if num_short:
-        notices.append(f"{num_short} prompts leave less room than max_output_tokens in {context}.")
-    return notices
+    texts = {
+        "clip": f"a clip of over {MAX_TOKENS:,} tokens (10 minutes) and will fail: cut it",
+        "context": f"a prompt whose audio leaves no room in {context} and will fail: raise model.max_model_len",
+        "answer": f"less room than max_output_tokens in {context}",
+    }
+    return [
+        f"{len(ids)} request{' has' if len(ids) == 1 else 's have'} {texts[kind]} ({_first_of(ids)})."
+        for kind, ids in misfits.items()
+        if ids
+    ]
+
+
+def _first_of(ids: Sequence[str]) -> str:
+    more = len(ids) - _NUM_NAMED
+    return ", ".join(ids[:_NUM_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _sha256(value: Any) -> str:

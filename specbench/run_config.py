@@ -711,13 +711,13 @@ def _check_resolved(config: RunConfig, facts: CheckpointFacts) -> None:
     assert max_model_len is not None
     if config.cache.block_size > max_model_len:
         raise UserError(
-            f"cache.block_size: {config.cache.block_size} is more than the context of {max_model_len} tokens"
+            f"cache.block_size: {config.cache.block_size} is more than the context of {max_model_len} tokens; lower it"
         )
     if config.eval.max_output_tokens >= max_model_len:
         key = "max_output_tokens" if config.eval.osl is None else "osl"
         raise UserError(
             f"eval.{key}: {config.eval.max_output_tokens} leaves no room for a prompt in a context of "
-            f"{max_model_len} tokens"
+            f"{max_model_len} tokens; lower it or raise model.max_model_len"
         )
     is_multi = config.spec.method == "mtp" and config.spec.modules == "multi"
     num_modules = (config.spec.num_speculative_tokens or 0) if is_multi else 0

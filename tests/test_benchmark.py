@@ -6,11 +6,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from specbench import benchmark
 from specbench.benchmark import Invocation
 from specbench.errors import UserError
+from specbench.plan import prepare
 from specbench.records import OutputCheck
 from specbench.reports.report_files import recompute
 from specbench.run_config import RunConfig
@@ -250,6 +252,25 @@ def test_an_output_root_that_cannot_be_written(script: Script, config: RunConfig
     with pytest.raises(UserError, match="cannot be written"):
         benchmark.run(replace(config, output_root=str(tmp_path / "file")), INVOCATION)
     assert not script.started
+
+
+def test_audio_that_does_not_fit_is_named_and_the_others_run(script: Script, config: RunConfig, tmp_path: Path) -> None:
+    import soundfile
+
+    for name, seconds in (("short", 1), ("long", 120), ("endless", 601)):
+        soundfile.write(tmp_path / f"{name}.wav", np.zeros(100 * seconds), 100)
+    rows = tmp_path / "rows.jsonl"
+    clips = ["short", "long", "long", "long", "long", "endless"]
+    rows.write_text("".join(json.dumps({"prompt": "a", "audio": [f"{clip}.wav"]}) + "\n" for clip in clips))
+    heard = replace(
+        config,
+        eval=replace(config.eval, name="prompts", data=str(rows), protocol=None, scorer=None, instruction=None),
+    )
+    notices = prepare(heard, is_sweep=False).notices
+    (beyond,) = [notice for notice in notices if "will fail: raise model.max_model_len" in notice]
+    assert beyond.startswith("4 requests have a prompt whose audio leaves no room") and beyond.endswith("and 1 more).")
+    (endless,) = [notice for notice in notices if "will fail: cut it" in notice]
+    assert endless.startswith("1 request has a clip of over 12,000 tokens (10 minutes)")
 
 
 def test_a_prompt_longer_than_the_context(script: Script, config: RunConfig, tmp_path: Path) -> None:

@@ -210,6 +210,9 @@ def test_help_version_and_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("specbench ")
     assert main(["list", "spec"]) == 0
     assert capsys.readouterr().out.splitlines()[1].startswith("mtp1")
+    assert main(["list", "experiment"]) == 0
+    shown = [line.partition("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert shown == groups()["experiment"], "a name and what it says stay apart"
 
 
 def test_hydras_own_flags(capsys: pytest.CaptureFixture[str]) -> None:

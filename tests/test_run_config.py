@@ -259,7 +259,10 @@ def test_a_missing_group_and_a_missing_key() -> None:
         ({"spec__num_speculative_tokens": 9}, "spec.num_speculative_tokens: 9 drafts need 9 MTP modules, folder has 8"),
         ({"model__max_model_len": 129}, "model.max_model_len: 129 is more than the 128 tokens"),
         ({"cache__block_size": 256}, "cache.block_size: 256 is more than the context of 128 tokens"),
-        ({"eval__max_output_tokens": 128}, "eval.max_output_tokens: 128 leaves no room for a prompt"),
+        (
+            {"eval__max_output_tokens": 128},
+            "eval.max_output_tokens: 128 leaves no room for a prompt in a context of 128 tokens; lower it or",
+        ),
         ({"engine__max_num_batched_tokens": 3}, "engine.max_num_batched_tokens: 3 is below 4"),
     ],
 )

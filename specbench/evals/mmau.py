@@ -77,7 +77,8 @@ class QuestionSet:
     path: Path | None
     #: Of the questions alone.
     sha256: str
-    version: str
+    #: None for a file of no known release.
+    version: str | None
     is_packaged: bool
 
     @property
@@ -162,7 +163,7 @@ def _read_questions(path: Path, key: str, audio: str | None) -> QuestionSet:
             f"eval.audio: none of the {len(questions)} clips of {path} is in {folder}, such as {example}; give "
             "eval.audio=DIR"
         )
-    version = KNOWN_VERSIONS.get(file.sha256, "unknown version")
+    version = KNOWN_VERSIONS.get(file.sha256)
     return QuestionSet(questions, file.path, file.sha256, PACKAGED_NAME if is_packaged else version, is_packaged)
 
 

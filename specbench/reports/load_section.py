@@ -27,7 +27,7 @@ def load_section(run: RunRecord, load: dict) -> list[Section]:
         blocks += [_client_table(load), *_gaps_sentence(load["gaps"])]
     if load["goodput"]["total"] is not None:
         blocks.append(_goodput_table(load["goodput"], load["client_queue_ms"]["mean"]))
-    return [Section("Load", (*blocks, *_steady_state(load)))]
+    return [Section("Load", (*blocks, *_steady_state(load, is_resumed=run.num_segments > 1)))]
 
 
 def _client_table(load: dict) -> ReportTable:
@@ -68,7 +68,9 @@ def _goodput_table(goodput: dict, mean_queue_ms: float | None) -> ReportTable:
     return ReportTable("goodput", "Goodput", ("Goodput", "Value"), rows, notes=tuple(notes))
 
 
-def _steady_state(load: dict) -> tuple[str | ReportTable, ...]:
+def _steady_state(load: dict, *, is_resumed: bool) -> tuple[str | ReportTable, ...]:
+    if is_resumed:
+        return ("Steady state: not measured, because the run was resumed, and in between nothing ran.",)
     steady = load["steady_state"]
     rule = (
         f"from the first to the last moment with {100 * STEADY_SHARE:g}% of load.concurrency out"

@@ -106,6 +106,7 @@ def _unknown(metrics: dict, path: str) -> UserError:
     known = [one for one in leaf_paths(metrics) if "[" not in one]
     last = path.rpartition(".")[2]
     same_end = [one for one in known if one.rpartition(".")[2] == last]
+    same_end.sort(key=lambda one: -difflib.SequenceMatcher(None, path, one).ratio())
     near = list(dict.fromkeys([*same_end, *difflib.get_close_matches(path, known, n=3, cutoff=0.5)]))[:3]
     blocks = ", ".join(dict.fromkeys(one.partition(".")[0] for one in known))
     hint = f"did you mean {' or '.join(near)}?" if near else f"its blocks are {blocks}"

@@ -82,7 +82,7 @@ def test_questions_and_their_clips(build: Build, tmp_path: Path) -> None:
         "category": "Reasoning",
         "sub_category": "Speaker Count",
     }
-    assert (task.data.name, task.data.revision, task.data.num_samples) == ("mmau", "unknown version", 2)
+    assert (task.data.name, task.data.revision, task.data.num_samples) == ("mmau", None, 2)
     assert task.scorers == ("official_string_match", "choice_parse") and task.notices == ()
     assert asked(task) == "Who speaks?  Select one option from the provided choices.\n['Man', 'Woman']."
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import pytest
 
@@ -114,6 +115,7 @@ def test_an_unfinished_run_passes_no_gate() -> None:
         ("acceptence.acceptance_rate", "did you mean acceptance.acceptance_rate"),
         ("acceptance.acceptance_legnth", "did you mean acceptance.acceptance_length"),
         ("accuracy", "did you mean eval.accuracy"),
+        ("eval.by.task.musik.accuracy", r"did you mean eval\.by\.task\.music\.accuracy"),
         ("zzz", "its blocks are"),
         ("acceptance", "not a number"),
         ("checks.identities.generated_tokens.holds", "a truth value"),
@@ -125,11 +127,13 @@ def test_an_unfinished_run_passes_no_gate() -> None:
     ],
 )
 def test_a_path_that_is_no_figure_is_refused(path: str, hint: str) -> None:
-    one, gate = run(log_of_accepted([(4,)], 4)), parse_gate(f"{path} > 0")
+    log = log_of_accepted([(4,)], 4)
+    log.samples = [make_sample("r0", 1.0, groups={"task": "music"})]
+    one, gate = run(log), parse_gate(f"{path} > 0")
     with pytest.raises(UserError, match=hint):
         check_paths([gate], [one])
     (result,) = judge_run([gate], one)
-    assert result.outcome == "fail" and hint in result.reason
+    assert result.outcome == "fail" and re.search(hint, result.reason)
 
 
 def test_bounds_of_intervals_are_figures() -> None:

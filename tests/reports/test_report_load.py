@@ -183,8 +183,10 @@ def test_labels_name_the_load_that_tells_runs_apart():
 def test_a_resumed_run_has_neither_gaps_nor_a_steady_state():
     run = run_of({"name": "closed", "concurrency": 2}, slo_ttft_ms=3000.0)
     run.num_segments = 2
-    load = compute_metrics(run, steady_log())["load"]
+    metrics = compute_metrics(run, steady_log())
+    load = metrics["load"]
     assert load["steady_state"]["windows_s"] == [] and load["gaps"]["n"] == 0
+    assert "Steady state: not measured, because the run was resumed" in report_markdown(run, metrics)
     assert load["goodput"]["met"] == 3 and load["goodput"]["request_per_s"] is None
 
 
