@@ -37,6 +37,12 @@ def test_a_named_one_that_cannot_is_refused_with_one_that_can() -> None:
         choose_backend("triton", "cpu", "float32", ())
 
 
+def test_the_interpreter_runs_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert choose_backend("auto", "cpu", "float32", ()).name == "torch"
+    assert choose_backend("triton", "cpu", "float32", ()).name == "triton"
+
+
 def test_graphs_are_recorded_where_they_can_be() -> None:
     assert choose_graphs("auto", "triton", "cuda:1").name == "on"
     assert choose_graphs("off", "triton", "cuda").name == "off"

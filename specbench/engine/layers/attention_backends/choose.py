@@ -78,7 +78,7 @@ class BackendChoice:
 def choose_backend(name: str, device: str, dtype: str, features: Iterable[AttentionFeature]) -> BackendChoice:
     """The named backend, or for `auto` the first that can do it. UserError where the named one can't."""
     wanted = frozenset(features)
-    refusals = {other: _refusal(other, device, dtype, wanted) for other in BACKENDS}
+    refusals = {other: _refusal(other, device, dtype, wanted, is_named=other == name) for other in BACKENDS}
     able = [other for other, refusal in refusals.items() if refusal is None]
     if name == "auto":
         before = list(refusals.items())[: list(refusals).index(able[0])]
@@ -113,12 +113,14 @@ def make_backend(name: str) -> AttentionBackend:
     return backend
 
 
-def _refusal(name: str, device: str, dtype: str, features: frozenset[AttentionFeature]) -> str | None:
+def _refusal(
+    name: str, device: str, dtype: str, features: frozenset[AttentionFeature], *, is_named: bool
+) -> str | None:
     """Why a backend can't run; None where it can."""
     line = BACKENDS[name]
     kind = device.partition(":")[0]
-    # Triton's interpreter runs on a CPU what is meant for a GPU, slowly: for tests.
-    is_interpreted = name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
+    # Triton's interpreter runs on a CPU what is meant for a GPU, in minutes for seconds: for who asks for it.
+    is_interpreted = is_named and name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     if kind not in line.devices and not is_interpreted:
         return f"does not run on {kind}"
     if line.package is not None and importlib.util.find_spec(line.package) is None:
