@@ -63,7 +63,7 @@ def load_lm_eval(config: EvalConfig, model: EvalModel) -> Task:
         scorers,
         config.scorer or next(iter(scorers), None),
         (),
-        (*((PACKAGED_NOTICE,) if is_packaged else ()), *_notices(loaded, config)),
+        (*((PACKAGED_NOTICE,) if is_packaged else ()), *_notices(loaded, config), *_likelihood_notices(samples)),
         judge=judge,
     )
 
@@ -248,6 +248,15 @@ def _scorers(loaded: dict[str, Any]) -> tuple[str, ...]:
             for ensemble in task._filters
         )
     )
+
+
+def _likelihood_notices(samples: Sequence[Sample]) -> Iterator[str]:
+    num_scored = sum(sample.scored_from is not None for sample in samples)
+    if num_scored:
+        yield (
+            f"{num_scored} of {len(samples)} requests ask for the likelihood of given text: each emits one token, and "
+            "latency and throughput are over them, too."
+        )
 
 
 def _notices(loaded: dict[str, Any], config: EvalConfig) -> Iterator[str]:
