@@ -29,6 +29,7 @@ from tools.gpu_bench.floors import kv_read, shape_bytes
 from tools.gpu_bench.goals import Verdict
 from tools.gpu_bench.main import conclude, engine_fields, main, split_by_section
 from tools.gpu_bench.peers import is_installed, peer_step_s, transformers_peer
+from tools.gpu_bench.prefill import step_kinds
 from tools.gpu_bench.sections import SECTIONS, check_acceptance
 from tools.gpu_bench.shapes import expert_counts, open_shape, shape_folder
 
@@ -182,7 +183,20 @@ def test_every_section_runs_on_tiny_shapes(capsys: pytest.CaptureFixture[str]):
     printed = capsys.readouterr().out
     assert "failed:" not in printed and "n/a" not in printed.split("== goals")[1]
     assert all(f"\n== {section}: " in printed for section in SECTIONS)
-    assert printed.count("engine ready") == 8
+    assert printed.count("engine ready") == 9
+
+
+def test_steps_by_kind():
+    steps = [
+        replace(step(0, end_s, prompt, decode), num_tokens=prompt + decode)
+        for prompt, decode, end_s in ((600, 0, 1.0), (0, 4, 2.0), (30, 4, 4.0), (0, 4, 5.0), (600, 2, 9.0))
+    ]
+    found = {kind.name: (kind.num_steps, kind.share, kind.interval_ms) for kind in step_kinds(steps)}
+    assert found == {
+        "decoding": (2, 0.25, 1e3),
+        "mixed, 512 rows or fewer": (1, 0.25, 2e3),
+        "mixed, more rows": (1, 0.5, 4e3),
+    }
 
 
 def test_a_peer_runs_the_same_prompts_by_the_same_rules(tmp_path: Path):

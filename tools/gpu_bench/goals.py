@@ -47,3 +47,5 @@ ATTENTION_RATIO, ATTENTION_BATCHES, ATTENTION_CONTEXT = 1.25, (16, 64), 8192
 LOADING_SHARE = 0.8
 #: A step with n-gram drafts against one whose drafts cost nothing.
 NGRAM_RATIO = 1.03
+#: Requests that run at a time where prompts come between steps of decoding.
+PREFILL_BATCH = 16

@@ -25,3 +25,5 @@ VLLM_TOKEN_PER_S: dict[tuple[str, int], dict[int, float]] = {
 VLLM_NGRAM_STEP_MS: dict[int, dict[int, float]] = {4: {1: 7.53, 16: 8.23}, 8: {1: 7.35, 16: 9.10}}
 #: transformers with a static cache, compiled: batch -> milliseconds a step, on the shape of Qwen3-8B
 TRANSFORMERS_STEP_MS: dict[int, float] = {1: 8.1, 16: 14.7, 64: 34.6}
+#: shape -> batch -> prompt tokens a second, of prompts of 1,024 tokens
+VLLM_PREFILL_TOKEN_PER_S: dict[str, dict[int, float]] = {"qwen3_8b": {1: 38_500, 16: 43_400, 64: 44_000}}

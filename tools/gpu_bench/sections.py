@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.llm_engine import LLMEngine
+from specbench.model_choice import PACKAGED_CHECKPOINT
 
 from . import goals, published
 from .attention import attention_seconds, cache_bytes
@@ -23,6 +24,7 @@ from .floors import ShapeBytes, kv_read, shape_bytes
 from .goals import Verdict
 from .loading import disk_bytes_per_s, load_bytes_per_s, write_checkpoint
 from .peers import is_installed, peer_step_s
+from .prefill import KIND_HEADER, closed_run, prompt_token_per_s, step_kinds
 from .recording import host_seconds, recording_cost, request_line_seconds
 from .shapes import expert_counts, open_shape, shape_folder
 
@@ -88,6 +90,13 @@ class Bench:
         kv_bytes = batch * passes * kv_read(specs, "draft", self.settings.mean_context)
         return self.ceilings.floor_s(weights.draft_read(num_drafts) + kv_bytes, 0)
 
+    def prompt_floor_s(self, shape: str) -> float:
+        """The products of a prompt's rows, of which the last alone needs the head; attention is not counted."""
+        weights = self._bytes_of(shape)
+        num_rows = self.settings.num_prompt
+        head_operations = weights.head * (num_rows - 1)  # two for each number of two bytes
+        return (weights.target_operations(num_rows) - head_operations) / self.ceilings.operations_per_s
+
     def _bytes_of(self, shape: str) -> ShapeBytes:
         folder = self.folder(shape)
         checkpoint = open_shape(folder, self.settings.quantised_weights(folder))
@@ -136,6 +145,35 @@ def decode(bench: Bench) -> list[Verdict]:
 def _against_peer(case: str, measured: Measured, peer: dict[int, float]) -> list[Verdict]:
     batch = measured.time.batch
     return [Verdict(f"{case}: ms against vLLM's", 1e3 * measured.time.step_s, peer[batch])] if batch in peer else []
+
+
+def prefill(bench: Bench) -> list[Verdict]:
+    """Prompt tokens a second against the floor, and steps of prompts beside decoding, 16 requests at a time."""
+    shape, settings, verdicts = "qwen3_8b", bench.settings, []
+    engine = bench.shelf.engine(settings, bench.folder(shape), Drafting())
+    peer = bench.published(published.VLLM_PREFILL_TOKEN_PER_S, shape)
+    for batch in settings.batch_sizes:
+        rate = prompt_token_per_s(engine, settings, batch)
+        floor_rate = settings.num_prompt / bench.prompt_floor_s(shape)
+        print(
+            f"{shape} batch {batch}: {rate:,.0f} prompt tokens a second, floor {floor_rate:,.0f}, "
+            f"{floor_rate / rate:.2f} times it" + (f"; vLLM {peer[batch]:,.0f}" if batch in peer else ""),
+            flush=True,
+        )
+        if batch in peer:
+            name = f"prefill {shape} batch {batch}: prompt tokens a second against vLLM's"
+            verdicts.append(Verdict(name, rate, peer[batch], is_least=True))
+    batch = 2 if settings.is_small else goals.PREFILL_BATCH
+    for name, folder, drafting, changes in (
+        (shape, bench.folder(shape), Drafting(), {}),
+        ("the packaged model", PACKAGED_CHECKPOINT, Drafting("mtp_multi", 8, ACCEPTANCE_RATES), {"load": "checkpoint"}),
+    ):
+        engine = bench.shelf.engine(settings, folder, drafting, **changes)
+        closed_run(engine, settings, batch, num_requests=batch)
+        print(f"{name}, {drafting.num_drafts} drafts, {batch} requests at a time\n{KIND_HEADER}")
+        for kind in step_kinds(closed_run(engine, settings, batch, num_requests=4 * batch)):
+            print(kind.line(), flush=True)
+    return verdicts
 
 
 def verify(bench: Bench) -> list[Verdict]:
@@ -327,6 +365,7 @@ SECTIONS: dict[str, Callable[[Bench], list[Verdict]]] = {
     "attention": attention,
     "decode": decode,
     "recording": recording,
+    "prefill": prefill,
     "verify": verify,
     "ngram": ngram,
     "draft_multi": draft_multi,
