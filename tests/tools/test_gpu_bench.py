@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from tools.gpu_bench.goals import Verdict
 from tools.gpu_bench.main import conclude, engine_fields, main, split_by_section
 from tools.gpu_bench.peers import is_installed, peer_step_s, transformers_peer
 from tools.gpu_bench.prefill import step_kinds
+from tools.gpu_bench.recording import BLOCK_STEPS, Blocks, Shares
 from tools.gpu_bench.sections import SECTIONS, check_acceptance
 from tools.gpu_bench.shapes import expert_counts, open_shape, shape_folder
 
@@ -211,3 +213,25 @@ def test_a_peer_runs_the_same_prompts_by_the_same_rules(tmp_path: Path):
         del peers.PEERS["counting"]
     assert sorted(set(lengths)) == [(1, 2), (1, 4), (2, 2), (2, 4)]
     assert not is_installed("no_such_engine")
+
+
+def test_an_interval_of_the_median_between_order_statistics():
+    """Of 15 values the 4th and the 12th: 96.5 %, by the binomial law; the 5th and the 11th would be 88 %."""
+    shares = Shares.of([index / 100 for index in range(15)])
+    assert (shares.low, shares.median, shares.high) == (0.03, 0.07, 0.11)
+    assert Shares.of([0.5]) == Shares(0.5, 0.5, 0.5, 1)
+    assert (Shares.of(range(5)).low, Shares.of(range(6)).low, Shares.of(range(9)).low) == (0, 0, 1)
+
+
+def test_steps_that_lengthen_evenly_cost_both_kinds_of_blocks_alike():
+    """And what a recorded step takes longer is found to the percent, beside none in blocks that are alike."""
+    differences: dict[bool, list[float]] = {False: [], True: []}
+    for seed in range(4):
+        blocks = Blocks(random.Random(seed))
+        for number in range(9 * 4 * BLOCK_STEPS + 3):
+            is_a, is_recorded = blocks.is_a, blocks.is_a and not blocks.is_null
+            blocks.add((1 + number / 1000) * (1.01 if is_recorded else 1.0), 0.0, is_a)
+        for is_null in differences:
+            differences[is_null] += blocks.differences(is_null)
+    assert (len(differences[False]), len(differences[True])) == (20, 16)
+    assert differences[False] == pytest.approx([0.01] * 20) and differences[True] == pytest.approx([0.0] * 16, abs=1e-9)

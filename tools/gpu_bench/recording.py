@@ -1,8 +1,15 @@
-"""What recording costs: half the steps of the same batch, drawn at random, run without it.
+"""What recording costs: blocks of steps with it and blocks without, of the same batch.
 
 Recording is: a row for each request of a step, a record of the step, and both in the journal of a run directory. In a
-step without it the rows and the record go nowhere. Both kinds come from the same minutes and the same contexts, and not
-in turns: the engine has two of some buffers, which do take turns.
+step without it the rows and the record go nowhere.
+
+What counts is the time from the end of one step to the end of the next, as the engine stamps them. The time that a call
+of `step` takes would not do: with steps that overlap, whatever the host does behind the end of a step lengthens that
+call and shortens the next by as much, so that the calls tell the host's work and not what it costs.
+
+Four blocks make a group, in the order ABBA or BAAB by a coin, so that a step that lengthens evenly with its context
+counts for both alike. In every second group A records and B does not; in the others neither does, which shows how far
+apart the measurement finds two things that are the same.
 """
 
 from __future__ import annotations
@@ -10,8 +17,9 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import comb
 from pathlib import Path
 
 from specbench.engine.llm_engine import LLMEngine
@@ -21,6 +29,10 @@ from specbench.records import EngineStep, RequestRecord
 from specbench.run_directory import Journal, RunDirectory
 
 from .cases import Settings, submit_batch, synchronize
+
+#: Steps of a block, and its first ones, which do not count: the host's work of a step shows one or two steps later.
+BLOCK_STEPS, NUM_LEFT_OUT = 8, 2
+_CONFIDENCE = 0.95
 
 
 class SwitchedSteps(RequestSteps):
@@ -40,50 +52,125 @@ class SwitchedSteps(RequestSteps):
 
 
 @dataclass(frozen=True, slots=True)
-class RecordingCost:
-    """Medians over steps of the whole batch."""
+class Shares:
+    """Relative differences, one a group of blocks: their median, and an interval that holds it."""
 
-    with_s: float
-    without_s: float
-    num_steps: int
+    median: float
+    low: float
+    high: float
+    num_groups: int
+
+    @classmethod
+    def of(cls, differences: Sequence[float]) -> Shares:
+        """Of one difference or more. The interval is between order statistics, by the binomial law of the counts below
+        the median: the narrowest such with a chance of 95 %, or all that there are."""
+        ordered = sorted(differences)
+        rank = _order_statistic(len(ordered))
+        return cls(statistics.median(ordered), ordered[rank], ordered[-1 - rank], len(ordered))
+
+    def text(self) -> str:
+        return f"{self.median:+.2%} [{self.low:+.2%}, {self.high:+.2%}] of {self.num_groups} groups"
+
+
+def _order_statistic(count: int) -> int:
+    """The rank from either end up to which as few values lie as a median may have outside of its interval."""
+    rank, outside = 0, 2 / 2**count
+    while rank + 1 < (count + 1) // 2 and outside + 2 * comb(count, rank + 1) / 2**count <= 1 - _CONFIDENCE:
+        rank += 1
+        outside += 2 * comb(count, rank) / 2**count
+    return rank
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingCost:
+    """What blocks with and without showed."""
+
+    #: With over without.
+    share: Shares
+    #: The same of blocks that are alike: what the measurement makes of no difference.
+    null: Shares
+    step_s: float
+    #: Median host time between the end of a step and the next call, with and without.
+    host_with_s: float
+    host_without_s: float
+
+
+@dataclass(slots=True)
+class Blocks:
+    """Times of one run of a batch."""
+
+    coins: random.Random
+    #: group -> (A, B), seconds from end to end
+    seconds: list[tuple[list[float], list[float]]] = field(default_factory=list)
+    #: recorded -> seconds of host time behind the end of a step
+    host: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
+    is_first_swapped: bool = False
+    num_steps: int = 0
 
     @property
-    def share(self) -> float:
-        """Of a step."""
-        return self.with_s / self.without_s - 1
+    def is_a(self) -> bool:
+        """Whether the step to come belongs to A."""
+        block = self.num_steps // BLOCK_STEPS % 4
+        if self.num_steps % (4 * BLOCK_STEPS) == 0:
+            self.is_first_swapped = self.coins.random() < 0.5
+        return (block in (0, 3)) != self.is_first_swapped
+
+    @property
+    def is_null(self) -> bool:
+        return self.num_steps // (4 * BLOCK_STEPS) % 2 == 1
+
+    def add(self, passed_s: float, host_s: float, is_a: bool) -> None:
+        group = self.num_steps // (4 * BLOCK_STEPS)
+        if group == len(self.seconds):
+            self.seconds.append(([], []))
+        if self.num_steps % BLOCK_STEPS >= NUM_LEFT_OUT:
+            self.seconds[group][0 if is_a else 1].append(passed_s)
+            self.host[is_a and not self.is_null].append(host_s)
+        self.num_steps += 1
+
+    def differences(self, is_null: bool) -> list[float]:
+        """Of whole groups."""
+        whole = self.seconds[: self.num_steps // (4 * BLOCK_STEPS)]
+        return [statistics.mean(a) / statistics.mean(b) - 1 for a, b in whole[is_null::2]]
 
 
 def recording_cost(engine: LLMEngine, settings: Settings, batch: int, num_output: int, rounds: int) -> RecordingCost:
-    """Alternating steps of a batch, with a journal and without."""
-    seconds: dict[bool, list[float]] = {True: [], False: []}
+    """Of `rounds` runs of a batch. `num_output` must leave room for two groups of four blocks."""
+    runs = []
     for number in range(rounds):
         directory = RunDirectory.create(settings.scratch / f"recording_{number}")
         with directory.open_journal() as journal:
-            _run(engine, settings, batch, num_output, journal, seconds)
-    return RecordingCost(
-        statistics.median(seconds[True]), statistics.median(seconds[False]), min(map(len, seconds.values()))
-    )
+            runs.append(_run(engine, settings, batch, num_output, journal, random.Random(number)))
+    real, null = ([one for run in runs for one in run.differences(is_null)] for is_null in (False, True))
+    if not real or not null:
+        raise ValueError(f"{num_output} output tokens hold no two groups of {4 * BLOCK_STEPS} steps; ask for more")
+    seconds = [one for run in runs for group in run.seconds for part in group for one in part]
+    host = {is_on: statistics.median([one for run in runs for one in run.host[is_on]]) for is_on in (True, False)}
+    return RecordingCost(Shares.of(real), Shares.of(null), statistics.median(seconds), host[True], host[False])
 
 
 def _run(
-    engine: LLMEngine, settings: Settings, batch: int, num_output: int, journal: Journal, seconds: dict[bool, list]
-) -> None:
+    engine: LLMEngine, settings: Settings, batch: int, num_output: int, journal: Journal, coins: random.Random
+) -> Blocks:
     submit_batch(engine, settings, batch, num_output, seed=0)
     for running in engine._running.values():
         running.verify_steps = SwitchedSteps(running.request.request_id)
-    coins = random.Random(0)
+    blocks, previous_end_s = Blocks(coins), None
     synchronize(settings.device)
     while engine.has_requests:
-        SwitchedSteps.is_on = coins.random() < 0.5
-        start_s = time.perf_counter()
+        is_a = blocks.is_a
+        SwitchedSteps.is_on = is_a and not blocks.is_null
         finished, step = engine.step()
         if SwitchedSteps.is_on and step is not None:
             journal.append_engine_step(step)
-        passed_s = time.perf_counter() - start_s
+        host_end_s = engine.clock()
         if step is not None and not finished and not step.num_prefill_tokens and step.num_decode_requests == batch:
-            seconds[SwitchedSteps.is_on].append(passed_s)
+            if previous_end_s is not None:
+                blocks.add(step.end_s - previous_end_s, host_end_s - step.end_s, is_a)
+            previous_end_s = step.end_s
         _journal(journal, finished)
     SwitchedSteps.is_on = True
+    return blocks
 
 
 def _journal(journal: Journal, finished: list[GenerateResult]) -> None:
