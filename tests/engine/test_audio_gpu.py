@@ -5,15 +5,12 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from specbench.engine.content.content_tokens import AUDIO, NUM_BANDS, NUM_BINS
-from specbench.engine.content.placement import Content
 from specbench.engine.replay import check_output
 from specbench.generate import GenerateRequest
-from tests.engine.content.prompts import AUDIO_TOKENS, audio_request, draw
+from tests.engine.content.prompts import AUDIO_TOKENS, audio_request, bins, draw, take_clips_for_bins
 from tests.engine.devices import gpu_settings
 from tests.engine.harness import make_engine, outputs, run, token_request
 from tests.engine.tiny_inkling import build_tiny_inkling
@@ -39,16 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def clips_are_bins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and features are the CPU's business: what the tower takes is given."""
-
-    def hear(source: bytes) -> Content:
-        return Content(AUDIO, np.frombuffer(source, np.uint8).reshape(-1, NUM_BANDS))
-
-    for module in ("llm_engine", "replay"):
-        monkeypatch.setattr(f"specbench.engine.{module}.hear", hear)
-
-
-def bins(seed: int, num_tokens: int) -> bytes:
-    return np.random.default_rng(seed).integers(0, NUM_BINS, (num_tokens, NUM_BANDS), dtype=np.uint8).tobytes()
+    take_clips_for_bins(monkeypatch)
 
 
 def requests() -> list[GenerateRequest]:

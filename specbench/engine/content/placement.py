@@ -51,6 +51,10 @@ class ContentPiece:
     # [num_positions, ...], as in Content
     rows: np.ndarray = field(repr=False)
 
+    @property
+    def end(self) -> int:
+        return self.start + len(self.rows)
+
 
 def content_between(content: Sequence[PlacedContent], start: int, end: int) -> tuple[ContentPiece, ...]:
     """What the placeholders in [start, end) stand for."""

@@ -5,23 +5,30 @@ step computes (stages.py), which parts of a step are replayed (model_runner.py).
 
 A recorded step has a fixed number of requests with a fixed number of rows each. What is smaller is padded: a request of
 padding has the scratch row of RequestState and no row that counts, a request with fewer drafts has dead rows. Neither
-writes anything that is read. The host hands over which persistent rows run and how many rows of each count; everything
-else is computed on the device. On a CPU the same functions run on the same buffers, called again instead of replayed.
+writes anything that is read. The host hands over which persistent rows run and how many rows of each count, and the
+features of audio and images; everything else is computed on the device. On a CPU the same functions run on the same
+buffers, called again instead of replayed.
+
+What is left to run as it comes: the forward of more rows than `token_sizes` names, whose kernels keep a device busy for
+longer than the host takes to launch them; drafting by a proposer that asks the host.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 
+from specbench.engine.execution.features import FeatureBuffers
 from specbench.engine.execution.input_batch import InputBatch, padded_indices
 from specbench.engine.execution.stages import Forwarded, StepStages
 from specbench.engine.execution.step_results import StepResults
+from specbench.engine.layers.features import StepFeatures
 from specbench.engine.layers.to_device import copy_in
 from specbench.engine.scheduling.step import DECODE, SchedulerOutput
 
@@ -49,6 +56,31 @@ def token_sizes(max_num_tokens: int) -> list[int]:
     them."""
     most = min(max_num_tokens, _TOKENS[-1])
     return [size for size in _TOKENS if size < most] + [most]
+
+
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """The most that a step can be."""
+
+    max_num_seqs: int
+    max_num_tokens: int
+    max_seq_len: int
+    #: Tokens beyond its own position that a drafter's row reads.
+    num_lookahead: int
+
+    def most_requests(self, num_rows: int) -> int:
+        """Requests with so many rows each."""
+        return min(self.max_num_seqs, max(self.max_num_tokens // num_rows, 1))
+
+    @property
+    def num_decode_features(self) -> int:
+        """Placeholders at the end of a prompt that drafting behind a verification reads again."""
+        return max(0, self.num_lookahead - 2)
+
+    @property
+    def num_features(self) -> int:
+        """Placeholders that the rows of a recorded step read."""
+        return token_sizes(self.max_num_tokens)[-1] + self.num_lookahead * self.max_num_seqs
 
 
 class Recording(Generic[T]):
@@ -99,9 +131,21 @@ class Recorder:
 
 
 class CapturedStep:
-    """The parts of steps of `num_requests` requests with `num_rows` rows each."""
+    """The parts of steps of `num_requests` requests with `num_rows` rows each.
 
-    def __init__(self, stages: StepStages, recorder: Recorder, num_requests: int, num_rows: int, max_seq_len: int):
+    A verification's rows are behind the prompt, so that the target reads no features of audio or images; drafting may,
+    behind a prompt that ends in them. features: what it reads then; None where that is not recorded.
+    """
+
+    def __init__(
+        self,
+        stages: StepStages,
+        recorder: Recorder,
+        num_requests: int,
+        num_rows: int,
+        max_seq_len: int,
+        features: StepFeatures | None,
+    ):
         self.num_requests = num_requests
         self.num_rows = num_rows
         self._stages = stages
@@ -121,9 +165,12 @@ class CapturedStep:
             is_sampled: Recording(partial(self._run_verify, verify), recorder)
             for is_sampled, verify in verifications.items()
         }
-        # whether drafts are drawn -> recording
+        self.reads_features = features is not None
+        # whether drafts are drawn, whether any row reads features -> recording
         self._draft = {
-            is_drawn: Recording(partial(self._run_draft, is_drawn), recorder) for is_drawn in self._ways_to_draft()
+            (is_drawn, of is not None): Recording(partial(self._run_draft, is_drawn, of), recorder)
+            for is_drawn in self._ways_to_draft()
+            for of in ([None] if features is None else [None, features])
         }
 
     def _ways_to_draft(self) -> tuple[bool, ...]:
@@ -138,8 +185,8 @@ class CapturedStep:
     def _run_verify(self, verify: Callable[[Forwarded, StepResults], None]) -> None:
         verify(self._forward.outputs, self.results)
 
-    def _run_draft(self, is_sampled: bool) -> None:
-        self._stages.draft(self._forward.outputs, self.results, is_sampled=is_sampled)
+    def _run_draft(self, is_sampled: bool, features: StepFeatures | None) -> None:
+        self._stages.draft(self._forward.outputs, self.results, is_sampled=is_sampled, features=features)
 
     # ---- A step, in the order of its parts
 
@@ -169,8 +216,8 @@ class CapturedStep:
         """Whether drafting is recorded."""
         return bool(self._draft)
 
-    def draft(self, is_sampled: bool) -> None:
-        self._draft[is_sampled and self._stages.draft_probabilities is not None].replay()
+    def draft(self, is_sampled: bool, has_features: bool) -> None:
+        self._draft[is_sampled and self._stages.draft_probabilities is not None, has_features].replay()
 
     def real_requests(self, output: SchedulerOutput) -> Forwarded:
         """What the target made of the requests that are no padding."""
@@ -188,7 +235,13 @@ class CapturedForward:
     """
 
     def __init__(
-        self, stages: StepStages, recorder: Recorder, num_tokens: int, max_num_seqs: int, max_seq_len: int
+        self,
+        stages: StepStages,
+        recorder: Recorder,
+        num_tokens: int,
+        max_num_seqs: int,
+        max_seq_len: int,
+        features: StepFeatures | None,
     ) -> None:
         self.num_tokens = num_tokens
         self._scratch_row = stages.state.scratch_row
@@ -196,7 +249,13 @@ class CapturedForward:
         inputs_np = np.zeros((2, max_num_seqs + 1), dtype=np.int64)
         inputs_np[0] = self._scratch_row
         self._inputs = torch.tensor(inputs_np, device=stages.model.device)
-        self._recording = Recording(partial(stages.forward_tokens, self._inputs, num_tokens, max_seq_len), recorder)
+        # whether any row reads features of audio or images -> recording
+        self._recordings = {
+            of is not None: Recording(
+                partial(stages.forward_tokens, self._inputs, num_tokens, max_seq_len, of), recorder
+            )
+            for of in ([None] if features is None else [None, features])
+        }
 
     def forward(self, output: SchedulerOutput, batch: InputBatch) -> Forwarded:
         inputs_np = np.zeros(self._inputs.shape, dtype=np.int64)
@@ -204,7 +263,7 @@ class CapturedForward:
         inputs_np[0, : output.num_requests] = output.rows
         inputs_np[1, : output.num_requests] = output.num_tokens
         copy_in(self._inputs, inputs_np)
-        positions, hidden = self._recording.replay()
+        positions, hidden = self._recordings[bool(output.content)].replay()
         return Forwarded.of_rows(batch, positions, hidden)
 
 
@@ -220,44 +279,53 @@ class CapturedSteps:
     def capture(
         self,
         stages: StepStages,
-        max_num_seqs: int,
-        max_num_tokens: int,
-        max_seq_len: int,
+        limits: StepLimits,
+        feature_buffers: FeatureBuffers | None,
         on_progress: Callable[[str], None],
     ) -> None:
         """Record every shape, the largest first, so that the smaller ones find its memory."""
         recorder = Recorder(stages.model.device)
         before = torch.cuda.memory_reserved(recorder.stream.device) if recorder.stream else 0
+        features = None if feature_buffers is None else feature_buffers.of_first(limits.max_num_seqs + 1)
         if not stages.model.attention.needs_segments:
-            for num_tokens in reversed(token_sizes(max_num_tokens)):
+            for num_tokens in reversed(token_sizes(limits.max_num_tokens)):
                 on_progress(f"recording graphs: forward of {num_tokens} tokens")
-                captured_forward = CapturedForward(stages, recorder, num_tokens, max_num_seqs, max_seq_len)
+                captured_forward = CapturedForward(
+                    stages, recorder, num_tokens, limits.max_num_seqs, limits.max_seq_len, features
+                )
                 self._forwards.insert(0, captured_forward)
         shapes = [
             (rows, size)
             for rows in sorted({1, stages.k + 1}, reverse=True)
-            for size in reversed(capture_sizes(min(max_num_seqs, max(max_num_tokens // rows, 1))))
+            for size in reversed(capture_sizes(limits.most_requests(rows)))
         ]
         for done, (num_rows, size) in enumerate(shapes):
             on_progress(f"recording graphs: {done} of {len(shapes)} shapes")
-            captured = CapturedStep(stages, recorder, size, num_rows, max_seq_len)
+            reads_features = limits.num_decode_features > 0 and _reads_features(size, num_rows, stages.k, limits)
+            of = feature_buffers.of_first(size) if feature_buffers is not None and reads_features else None
+            captured = CapturedStep(stages, recorder, size, num_rows, limits.max_seq_len, of)
             self._shapes.setdefault(num_rows, []).insert(0, captured)
         num_bytes = torch.cuda.memory_reserved(recorder.stream.device) - before if recorder.stream else 0
         on_progress(f"graphs of {len(self._forwards)} + {len(shapes)} shapes take {num_bytes / 2**20:,.0f} MiB")
 
     def find(self, output: SchedulerOutput) -> CapturedStep | None:
-        """The smallest shape that holds a step of verifications; None for any other step, one that reads features of
-        audio or images included."""
-        if output.content or any(mode != DECODE for mode in output.modes):
+        """The smallest shape that holds a step of verifications; None for any other step."""
+        if any(mode != DECODE for mode in output.modes):
             return None
-        most_rows = max(output.num_tokens)
+        most_rows, has_features = max(output.num_tokens), bool(output.content)
         for num_rows in sorted(self._shapes):
-            if most_rows <= num_rows:
-                return next((one for one in self._shapes[num_rows] if output.num_requests <= one.num_requests), None)
+            for one in self._shapes[num_rows]:
+                is_wide_enough = most_rows <= num_rows and output.num_requests <= one.num_requests
+                if is_wide_enough and (one.reads_features or not has_features):
+                    return one
         return None
 
     def find_forward(self, output: SchedulerOutput) -> CapturedForward | None:
-        """The smallest recorded forward that holds any other step; None where it reads features, or is too large."""
-        if output.content:
-            return None
+        """The smallest recorded forward that holds any other step; None where it is too large."""
         return next((one for one in self._forwards if output.total_tokens <= one.num_tokens), None)
+
+
+def _reads_features(size: int, num_rows: int, k: int, limits: StepLimits) -> bool:
+    """Whether drafting with features is recorded at this shape: it is rare, and others are padded to those that are."""
+    is_one_of_few = size & (size - 1) == 0 or size == limits.most_requests(num_rows)
+    return num_rows == k + 1 and is_one_of_few

@@ -1,7 +1,7 @@
 """The audio and images of a step's rows, from the host to the device.
 
-Belongs here: gathering what the scheduler names. Does not belong here: the towers (layers/towers.py), the merge
-(layers/features.py).
+Belongs here: gathering what the scheduler names; where recorded steps find it. Does not belong here: the towers
+(layers/towers.py), the merge (layers/features.py).
 
 Nothing is kept between steps. A tower makes each token's feature from that token alone and costs a few table rows, so
 the host keeps the bins for as long as the request lives, and a step makes the features that its own rows read: those of
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from specbench.engine.content.placement import ContentPiece
-from specbench.engine.layers.features import StepContent
+from specbench.engine.layers.features import StepContent, StepFeatures
 from specbench.engine.layers.to_device import to_device
 from specbench.engine.scheduling.step import ContentWindow
 
@@ -47,6 +47,31 @@ def step_content(windows: Sequence[ContentWindow], num_requests: int, device: to
         for kind, group in groupby(pieces, key=_kind)
     }
     return StepContent(rows, *to_device([feature_of_entry, bounds], device))
+
+
+class FeatureBuffers:
+    """Where recorded steps find the features of placeholders: the same place for every step and shape."""
+
+    def __init__(
+        self, num_requests: int, num_features: int, hidden_size: int, dtype: torch.dtype, device: torch.device
+    ):
+        # [3, num_requests], [num_features + 1], [num_features, hidden]: as in StepContent and StepFeatures
+        self._windows = torch.zeros(3, num_requests, dtype=torch.int64, device=device)
+        self._feature_of_entry = torch.full((num_features + 1,), -1, device=device)
+        self._features = torch.zeros(num_features, hidden_size, dtype=dtype, device=device)
+
+    def of_first(self, num_requests: int) -> StepFeatures:
+        """What a step of so many requests reads, padding included."""
+        content = StepContent({}, self._feature_of_entry, self._windows[:, :num_requests])
+        return StepFeatures(content, self._features)
+
+    def fill(self, step: StepFeatures) -> None:
+        """Take over a step's features; requests behind its own have none."""
+        windows, feature_of_entry = step.content.windows, step.content.feature_of_entry[:-1]
+        self._windows.zero_()
+        self._windows[:, : windows.shape[1]] = windows
+        self._feature_of_entry[: len(feature_of_entry)] = feature_of_entry
+        self._features[: len(step.features)] = step.features
 
 
 def _kind(placed: tuple[ContentPiece, int]) -> str:

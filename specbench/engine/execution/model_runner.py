@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from specbench.engine.config import EngineConfig
-from specbench.engine.execution.cuda_graphs import CapturedStep, CapturedSteps
-from specbench.engine.execution.features import step_content
+from specbench.engine.execution.cuda_graphs import CapturedStep, CapturedSteps, StepLimits
+from specbench.engine.execution.features import FeatureBuffers, step_content
 from specbench.engine.execution.input_batch import InputBatch
 from specbench.engine.execution.request_state import RequestState
 from specbench.engine.execution.stages import StepStages
@@ -43,16 +43,26 @@ class ModelRunner:
         self.state = RequestState.of(config, len(caches), model.vocab_size, model.device)
         self.stages = StepStages(config, model, proposer, caches, self.state)
         self.captured_steps = CapturedSteps()
+        #: None where no graph reads features of audio or images.
+        self._feature_buffers: FeatureBuffers | None = None
         self._clock = StepClock(model.device)
         self._config = config
 
     @torch.inference_mode()
     def capture(self, on_progress: Callable[[str], None]) -> None:
         """Record the steps of decoding, before the first one runs."""
-        config = self._config
-        self.captured_steps.capture(
-            self.stages, config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len, on_progress
+        config, model = self._config, self.stages.model
+        limits = StepLimits(
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.max_model_len,
+            self.proposer.requirements().num_prompt_lookahead if self.proposer is not None else 0,
         )
+        if self.content_encoder is not None:
+            self._feature_buffers = FeatureBuffers(
+                config.max_num_seqs + 1, limits.num_features, model.hidden_size, model.dtype, model.device
+            )
+        self.captured_steps.capture(self.stages, limits, self._feature_buffers, on_progress)
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> PendingStep:
@@ -70,7 +80,11 @@ class ModelRunner:
         times = self._clock.begin()
         features = self._features(output)
         captured = self.captured_steps.find_forward(output)
-        forwarded = self.stages.forward(batch, features) if captured is None else captured.forward(output, batch)
+        if captured is None:
+            forwarded = self.stages.forward(batch, features)
+        else:
+            self._hand_over(features)
+            forwarded = captured.forward(output, batch)
         times.mark()
         token_logprobs = self.stages.verify(forwarded, results)
         times.mark()
@@ -96,6 +110,12 @@ class ModelRunner:
         assert self.content_encoder is not None, "a request with content is refused where the model has no tower"
         return content.encode(self.content_encoder.encode_content)
 
+    def _hand_over(self, features: StepFeatures | None) -> None:
+        """Leave the features of a step where recorded steps read them."""
+        if features is not None:
+            assert self._feature_buffers is not None
+            self._feature_buffers.fill(features)
+
     def _replay(self, captured: CapturedStep, output: SchedulerOutput) -> PendingStep:
         """A step of verifications, padded to a recorded shape. Parts that nobody recorded run on its buffers."""
         sampling = self.state.sampling
@@ -104,6 +124,8 @@ class ModelRunner:
         token_logprobs: list[TokenLogprobs] = []
         captured.set(output)
         times = self._clock.begin()
+        features = self._features(output)
+        self._hand_over(features)
         captured.forward()
         times.mark()
         if sampling.needs_filters(output.rows):
@@ -113,10 +135,10 @@ class ModelRunner:
             captured.verify(is_sampled)
         times.mark()
         if captured.can_draft:
-            captured.draft(is_sampled)
+            captured.draft(is_sampled, has_features=features is not None)
         elif self.proposer is not None:
             real = captured.real_requests(output)
-            self.stages.draft(real, results, is_sampled=is_sampled, admitted=_admitted(output))
+            self.stages.draft(real, results, is_sampled=is_sampled, admitted=_admitted(output), features=features)
         self._clock.end(times)
         return PendingStep(captured.results, output.num_requests, times, token_logprobs, {})
 

@@ -104,7 +104,7 @@ class StepStages:
         return Forwarded(batch, metadata.positions, self.model.forward(embeds, metadata, self.caches))
 
     def forward_tokens(
-        self, inputs: torch.Tensor, num_tokens: int, max_seq_len: int
+        self, inputs: torch.Tensor, num_tokens: int, max_seq_len: int, features: StepFeatures | None
     ) -> tuple[torch.Tensor, TargetOutput]:
         """The forward of any mix of requests with at most `num_tokens` rows: positions of the rows, and what comes out.
 
@@ -116,8 +116,10 @@ class StepStages:
         counts, tables = state.of_rows(rows)
         layout = DeviceLayout.of(num_live, counts[1], num_tokens, max_seq_len)
         metadata = self.metadata_builder.build_on_device(tables[: self.num_target_groups], layout)
-        token_ids = read_tokens(state.token_pool, rows, layout.request_of_row, layout.positions)
-        return layout.positions, self.model.forward(self.model.embed(token_ids), metadata, self.caches)
+        embeds = self.model.embed(read_tokens(state.token_pool, rows, layout.request_of_row, layout.positions))
+        if features is not None:
+            embeds = features.merge(embeds, layout.request_of_row, layout.positions)
+        return layout.positions, self.model.forward(embeds, metadata, self.caches)
 
     def verify(self, forwarded: Forwarded, results: StepResults) -> list[TokenLogprobs]:
         """Verify and commit, with every sampling parameter; returns the log-probabilities that requests ask for."""

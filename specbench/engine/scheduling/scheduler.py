@@ -206,18 +206,17 @@ class Scheduler:
         return num_tokens
 
     def _content_windows(self, request: Request, mode: int, max_seq_len: int, index: int) -> list[ContentWindow]:
-        """The positions that the request's rows can read, where any of them is a placeholder: one window or none.
+        """The positions of the placeholders that the request's rows can read: one window or none.
 
-        Rows are those of the step, and before them up to lookahead - 1 that a drafter runs again after a rejection.
-        They read the token at their position, or one up to `lookahead` positions on.
+        Rows are those of the step, and before a verification's up to lookahead - 1 that a drafter runs again. They read
+        the token at their position, or one up to `lookahead` positions on.
         """
         lookahead = self.config.num_prompt_lookahead
         start = request.num_computed_lower
         if mode == DECODE:
             start = max(0, start - max(0, lookahead - 2))
-        end = max_seq_len + lookahead
-        pieces = content_between(request.content, start, end)
-        return [ContentWindow(index, start, end, pieces)] if pieces else []
+        pieces = content_between(request.content, start, max_seq_len + lookahead)
+        return [ContentWindow(index, pieces[0].start, pieces[-1].end, pieces)] if pieces else []
 
     def _chunk_length(self, num_left: int, budget: int) -> int:
         """The next chunk of the prompt. It never leaves 1 .. lookahead - 1 tokens: a drafter's rows at its end would

@@ -6,11 +6,12 @@ import random
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 import torch
 
-from specbench.engine.content.content_tokens import ContentTokens
+from specbench.engine.content.content_tokens import AUDIO, NUM_BANDS, NUM_BINS, ContentTokens
 from specbench.engine.content.hearing import hear
-from specbench.engine.content.placement import place
+from specbench.engine.content.placement import Content, place
 from specbench.generate import AudioSource, GenerateRequest, SamplingParams
 from tests.engine.content.sounds import encode
 from tests.engine.oracle import Oracle
@@ -32,6 +33,21 @@ def clip(seed: int, num_tokens: int) -> bytes:
     rng = np.random.default_rng(seed)
     samples = rng.standard_normal(num_tokens * 800) * np.repeat(10.0 ** rng.uniform(-3, 0, num_tokens), 800) * 0.3
     return encode(samples.clip(-1, 1))
+
+
+def bins(seed: int, num_tokens: int) -> bytes:
+    """What the tower takes, for tests to which files and sound are all one."""
+    return np.random.default_rng(seed).integers(0, NUM_BINS, (num_tokens, NUM_BANDS), dtype=np.uint8).tobytes()
+
+
+def take_clips_for_bins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a clip is what `bins` makes."""
+
+    def hear_bins(source: bytes) -> Content:
+        return Content(AUDIO, np.frombuffer(source, np.uint8).reshape(-1, NUM_BANDS).copy())
+
+    for module in ("specbench.engine.llm_engine", "specbench.engine.replay", __name__):
+        monkeypatch.setattr(f"{module}.hear", hear_bins)
 
 
 def audio_request(

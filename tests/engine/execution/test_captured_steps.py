@@ -235,7 +235,7 @@ def test_a_replay_equals_the_functions_bit_for_bit(folder: Path, proposer: str, 
             if is_replayed:
                 captured.forward()
                 captured.verify(is_sampled=False)
-                captured.draft(is_sampled=False)
+                captured.draft(is_sampled=False, has_features=False)
                 hidden = captured.real_requests(SchedulerOutput(0, rows=[0] * 3)).hidden.hidden_states
             else:
                 stages, forwarded = engine.runner.stages, captured._run_forward()
