@@ -1,5 +1,6 @@
-"""Inputs of multi-module drafting behind a verification, in two launches on a GPU: which rows run, and the hiddens at
-them, with the window of the newest hiddens moved on.
+"""Inputs of drafting: behind a verification, which rows of all modules run and the target's hiddens at them, with the
+window of the newest hiddens moved on; and of each module, from the token pool to what its first matrix takes. A launch
+each on a GPU.
 
 Belongs here: the kernels and their torch references. Why stale rows run again, proposers/mtp_multi.py says.
 """
@@ -8,10 +9,16 @@ Belongs here: the kernels and their torch references. Why stale rows run again, 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from specbench.engine.kernels.norm import rms_norm_reference
+from specbench.engine.kernels.overlap import launch_options
+from specbench.engine.kernels.step_rows import PoolTokens
 
 _BLOCK = 128
 _BLOCK_HIDDEN = 256
@@ -141,3 +148,78 @@ def _draft_hiddens(
     # Every entry is read before the first is written.
     tl.debug_barrier()
     tl.store(of_window + row * HIDDEN, value, mask=is_kept)
+
+
+@dataclass(frozen=True, slots=True)
+class InputNorms:
+    """What a module norms its two inputs by."""
+
+    # [vocab, hidden]: the token table
+    table: Tensor
+    # [hidden]: of the embedding before the module sees it; None: it is not normed
+    embed_weight: Tensor | None
+    embed_eps: float
+    # [2, hidden]: of the previous hidden, and of the embedding
+    weight: Tensor
+    eps: float
+
+
+def module_inputs(tokens: PoolTokens, hidden: Tensor, norms: InputNorms) -> Tensor:
+    """hidden [T, hidden] at the same rows as the tokens -> [T, 2 * hidden]: the normed hidden, then the normed
+    embedding of the token (of id 0 where there is none)."""
+    num_rows, size = hidden.shape
+    inputs = hidden.new_empty(num_rows, 2 * size)
+    block = triton.next_power_of_2(size)
+    assert hidden.is_contiguous() and norms.table.is_contiguous() and norms.weight.is_contiguous()
+    assert tokens.token_pool.is_contiguous() and tokens.positions.is_contiguous() and tokens.rows.is_contiguous()
+    _module_inputs[(num_rows,)](
+        tokens.token_pool, tokens.rows, tokens.request_of_row, tokens.positions, hidden, norms.table,
+        norms.weight if norms.embed_weight is None else norms.embed_weight, norms.weight, inputs,
+        tokens.token_pool.shape[1], tokens.lookahead, norms.embed_eps, norms.eps,
+        HIDDEN=size, BLOCK=block, HAS_EMBED_NORM=norms.embed_weight is not None, **launch_options(hidden.device),
+        num_warps=min(max(block // 512, 1), 16),
+    )  # fmt: skip
+    return inputs
+
+
+def module_inputs_reference(token_ids: Tensor, hidden: Tensor, norms: InputNorms) -> Tensor:
+    """The same from ids [T] int64, in the arithmetic of its inputs."""
+    embeds = norms.table[token_ids]
+    if norms.embed_weight is not None:
+        embeds = rms_norm_reference(embeds, norms.embed_weight, norms.embed_eps)
+    return rms_norm_reference(torch.stack((hidden, embeds), 1), norms.weight, norms.eps).flatten(1)
+
+
+@triton.jit
+def _normed(values, weight, column, is_column, eps, HIDDEN: tl.constexpr):
+    """RMSNorm of one row, rounded to its type."""
+    wide = values.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / HIDDEN + eps)
+    factor = tl.load(weight + column, mask=is_column, other=0.0).to(tl.float32)
+    return (wide * scale * factor).to(values.dtype)
+
+
+@triton.jit(
+    do_not_specialize=("width", "lookahead"),
+    do_not_specialize_on_alignment=("token_pool", "rows", "request_of_row", "positions"),
+)
+def _module_inputs(
+    token_pool, rows, request_of_row, positions, hidden, table, embed_weight, weight, inputs,
+    width, lookahead, embed_eps, eps,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, HAS_EMBED_NORM: tl.constexpr, MAY_OVERLAP: tl.constexpr,
+):  # fmt: skip
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    is_column = column < HIDDEN
+    pool_row = tl.load(rows + tl.load(request_of_row + row))
+    token = tl.load(token_pool + pool_row * width + tl.load(positions + row) + lookahead)
+    embed = tl.load(table + tl.maximum(token, 0) * HIDDEN + column, mask=is_column, other=0.0)
+    before = tl.load(hidden + row * HIDDEN + column, mask=is_column, other=0.0)
+    own = inputs + row * (2 * HIDDEN) + column
+    tl.store(own, _normed(before, weight, column, is_column, eps, HIDDEN), mask=is_column)
+    if HAS_EMBED_NORM:
+        embed = _normed(embed, embed_weight, column, is_column, embed_eps, HIDDEN)
+    tl.store(own + HIDDEN, _normed(embed, weight + HIDDEN, column, is_column, eps, HIDDEN), mask=is_column)

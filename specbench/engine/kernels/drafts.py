@@ -1,12 +1,16 @@
-"""Drafts into the token pool, and how many there are, each in one launch on a GPU."""
+"""Drafts on a GPU: the argmax of logits, into the token pool; and how many there are. A launch each, the argmax two."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from specbench.engine.kernels.overlap import launch_options
+from specbench.engine.kernels.sampling import best_of_bests, best_of_chunks
 
 _BLOCK = 128
 
@@ -31,6 +35,39 @@ def _store_draft(token_pool, rows, columns, token_ids, num_reqs, width, index, B
     column = tl.load(columns + request, mask=is_request, other=0)
     token = tl.load(token_ids + request, mask=is_request, other=0)
     tl.store(token_pool + row * width + column + index, token, mask=is_request)
+
+
+def store_best(logits: Tensor, token_pool: Tensor, rows: Tensor, columns: Tensor, index: int) -> Tensor:
+    """logits [num_reqs, vocab] fp32 -> the argmax of each row (ties: lowest id), int64 [num_reqs], left in the pool as
+    `store_draft` does."""
+    chunks = best_of_chunks(logits)
+    token_ids = torch.empty_like(rows)
+    num_chunks = chunks.values.shape[1]
+    assert token_pool.is_contiguous() and rows.is_contiguous() and columns.is_contiguous()
+    _store_best[(len(rows),)](
+        chunks.values, chunks.places, token_pool, rows, columns, token_ids, token_pool.shape[1], index,
+        NUM_IDS=logits.shape[1], NUM_CHUNKS=num_chunks, BLOCK=triton.next_power_of_2(num_chunks),
+        **launch_options(logits.device), num_warps=1,
+    )  # fmt: skip
+    return token_ids
+
+
+@triton.jit(
+    do_not_specialize=("width", "index"),
+    do_not_specialize_on_alignment=("token_pool", "rows", "columns", "token_ids"),
+)
+def _store_best(
+    values, places, token_pool, rows, columns, token_ids, width, index,
+    NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, MAY_OVERLAP: tl.constexpr,
+):  # fmt: skip
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    request = tl.program_id(0).to(tl.int64)
+    place = tl.load(rows + request) * width + tl.load(columns + request) + index
+    token = best_of_bests(values, places, request, NUM_IDS, NUM_CHUNKS, BLOCK)
+    tl.store(token_ids + request, token)
+    tl.store(token_pool + place, token)
 
 
 def count_drafts(

@@ -37,13 +37,39 @@ class NoiseRows:
 def best_ids(logits: Tensor, noise: NoiseRows | None = None) -> Tensor:
     """logits [R, vocab] fp32 -> int64 [R]: the argmax of each row (ties: lowest id), of logit - log(Exp(1) variate)
     where the row has a temperature."""
+    chunks = best_of_chunks(logits, noise)
+    ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    num_chunks = chunks.values.shape[1]
+    _best_of_row[(len(logits),)](
+        chunks.values,
+        chunks.places,
+        ids,
+        NUM_IDS=logits.shape[1],
+        NUM_CHUNKS=num_chunks,
+        BLOCK=triton.next_power_of_2(num_chunks),
+        **launch_options(logits.device),
+        num_warps=1,
+    )
+    return ids
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkBests:
+    """The best of each part of each row."""
+
+    # [R, chunks] fp32
+    values: Tensor
+    # [R, chunks] int32, ids; no id where no logit of the part is a number
+    places: Tensor
+
+
+def best_of_chunks(logits: Tensor, noise: NoiseRows | None = None) -> ChunkBests:
+    """The first half of `best_ids`."""
     num_rows, num_ids = logits.shape
     num_chunks = triton.cdiv(num_ids, _CHUNK)
     values = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=logits.device)
     places = torch.empty(num_rows, num_chunks, dtype=torch.int32, device=logits.device)
-    ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     assert logits.stride(1) == 1
-    options = launch_options(logits.device)
     _best_of_chunk[(num_rows, num_chunks)](
         logits,
         logits if noise is None else noise.keys,
@@ -57,20 +83,10 @@ def best_ids(logits: Tensor, noise: NoiseRows | None = None) -> Tensor:
         NUM_IDS=num_ids,
         BLOCK=_CHUNK,
         HAS_NOISE=noise is not None,
-        **options,
+        **launch_options(logits.device),
         num_warps=8,
     )
-    _best_of_row[(num_rows,)](
-        values,
-        places,
-        ids,
-        NUM_IDS=num_ids,
-        NUM_CHUNKS=num_chunks,
-        BLOCK=triton.next_power_of_2(num_chunks),
-        **options,
-        num_warps=1,
-    )
-    return ids
+    return ChunkBests(values, places)
 
 
 @triton.jit
@@ -131,6 +147,18 @@ def _best_of_chunk(
 
 
 @triton.jit
+def best_of_bests(values, places, row, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
+    """The best id of one row, int64."""
+    chunk = tl.arange(0, BLOCK)
+    is_chunk = chunk < NUM_CHUNKS
+    value = tl.load(values + row * NUM_CHUNKS + chunk, mask=is_chunk, other=float("-inf"))
+    place = tl.load(places + row * NUM_CHUNKS + chunk, mask=is_chunk, other=2147483647)
+    best = tl.min(tl.where(value == tl.max(value, 0), place, 2147483647), 0)
+    # Logits that are no numbers have no largest: any id that exists will do.
+    return tl.where(best >= NUM_IDS, 0, best).to(tl.int64)
+
+
+@triton.jit
 def _best_of_row(
     values,
     places,
@@ -144,10 +172,4 @@ def _best_of_row(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    chunk = tl.arange(0, BLOCK)
-    is_chunk = chunk < NUM_CHUNKS
-    value = tl.load(values + row * NUM_CHUNKS + chunk, mask=is_chunk, other=float("-inf"))
-    place = tl.load(places + row * NUM_CHUNKS + chunk, mask=is_chunk, other=2147483647)
-    best = tl.min(tl.where(value == tl.max(value, 0), place, 2147483647), 0)
-    # Logits that are no numbers have no largest: any id that exists will do.
-    tl.store(ids + row, tl.where(best >= NUM_IDS, 0, best).to(tl.int64))
+    tl.store(ids + row, best_of_bests(values, places, row, NUM_IDS, NUM_CHUNKS, BLOCK))

@@ -39,14 +39,32 @@ class CachedConv:
         return all(part.is_contiguous() for part in (self.taps, self.cache, self.slot_mapping, self.tap_slots))
 
 
+@dataclass(frozen=True, slots=True)
+class PickedRows:
+    """One row of each request, which is wanted apart from the others, too. Requests have equally many rows."""
+
+    # [num_reqs] int64, rows of the step; a request without rows that live may name one of another
+    rows: Tensor
+    # [num_reqs, channels], filled where the row is the request's own
+    output: Tensor
+
+
 def conv_add_norm(
-    x: Tensor, residual: Tensor, conv: CachedConv, rows: StepRows, norm_weight: Tensor | None, eps: float
+    x: Tensor,
+    residual: Tensor,
+    conv: CachedConv,
+    rows: StepRows,
+    norm_weight: Tensor | None,
+    eps: float,
+    picked: PickedRows | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x, residual [T, channels] -> residual + convolution of x, and the norm of that (itself without a weight).
+    """x, residual [T, channels] -> residual + convolution of x, and the norm of that (itself without a weight), of
+    which rows are picked.
 
     Stores x in the cache.
     """
     num_rows, channels = x.shape
+    assert picked is None or (rows.is_uniform(num_rows) and picked.output.is_contiguous())
     summed = torch.empty_like(x)
     normed = summed if norm_weight is None else torch.empty_like(x)
     assert x.is_contiguous() and residual.is_contiguous() and conv.is_contiguous
@@ -62,6 +80,8 @@ def conv_add_norm(
         x if norm_weight is None else norm_weight,
         summed,
         normed,
+        conv.slot_mapping if picked is None else picked.rows,
+        summed if picked is None else picked.output,
         len(conv.cache) - 1,
         rows.num_reqs,
         rows.max_rows,
@@ -70,6 +90,7 @@ def conv_add_norm(
         BLOCK=block,
         KERNEL=len(conv.taps),
         HAS_NORM=norm_weight is not None,
+        HAS_PICKED=picked is not None,
         IS_UNIFORM=rows.is_uniform(num_rows),
         **launch_options(x.device),
         num_warps=min(max(block // 512, 1), 16),
@@ -132,7 +153,7 @@ def convolve(
 # Index tensors are parts of others and begin wherever: one compiled kernel takes them all.
 @triton.jit(
     do_not_specialize=("scratch_slot", "num_reqs", "max_rows"),
-    do_not_specialize_on_alignment=("slot_mapping", "tap_slots", "query_start_loc"),
+    do_not_specialize_on_alignment=("slot_mapping", "tap_slots", "query_start_loc", "picked_rows"),
 )
 def _conv_add_norm_row(
     x,
@@ -145,6 +166,8 @@ def _conv_add_norm_row(
     norm_weight,
     summed,
     normed,
+    picked_rows,
+    picked,
     scratch_slot,
     num_reqs,
     max_rows,
@@ -153,6 +176,7 @@ def _conv_add_norm_row(
     BLOCK: tl.constexpr,
     KERNEL: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    HAS_PICKED: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):
@@ -178,4 +202,9 @@ def _conv_add_norm_row(
         wide = values.to(tl.float32)
         scale = tl.rsqrt(tl.sum(wide * wide, 0) / CHANNELS + eps)
         factor = tl.load(norm_weight + channel, mask=is_channel, other=0.0).to(tl.float32)
-        tl.store(normed + start + channel, (wide * scale * factor).to(before.dtype), mask=is_channel)
+        values = (wide * scale * factor).to(before.dtype)
+        tl.store(normed + start + channel, values, mask=is_channel)
+    if HAS_PICKED:
+        request = row // max_rows
+        is_picked = tl.load(picked_rows + request) == row
+        tl.store(picked + request.to(tl.int64) * CHANNELS + channel, values, mask=is_channel & is_picked)

@@ -1,4 +1,4 @@
-"""The rows of a step as kernels take them. No Triton."""
+"""The rows of a step, and their tokens, as kernels take them. No Triton."""
 
 from __future__ import annotations
 
@@ -20,3 +20,19 @@ class StepRows:
     def is_uniform(self, num_rows: int) -> bool:
         """Whether all requests have as many rows, given how many there are together."""
         return num_rows == self.num_reqs * self.max_rows
+
+
+@dataclass(frozen=True, slots=True)
+class PoolTokens:
+    """The tokens of a pass' rows, before they are read."""
+
+    # [any, width] int64
+    token_pool: Tensor
+    # [num_requests] int64: rows of the pool
+    rows: Tensor
+    # [num_tokens] int64
+    request_of_row: Tensor
+    # [num_tokens] int64
+    positions: Tensor
+    #: How far ahead of its position each row reads.
+    lookahead: int

@@ -6,10 +6,16 @@ their slots are written again.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
+from specbench.engine.layers import fusion
 from specbench.engine.layers.metadata import AttentionMetadata
 from specbench.engine.layers.norm import RMSNorm
+
+if TYPE_CHECKING:
+    from specbench.engine.kernels.short_conv import PickedRows
 
 
 class ShortConv:
@@ -37,15 +43,17 @@ class ShortConv:
         metadata: AttentionMetadata,
         group: str,
         norm: RMSNorm | None,
+        picked: PickedRows | None = None,
     ) -> tuple[Tensor, Tensor]:
         """residual [T, channels] + the convolution of x over the cache of `group`, and the norm of that (itself where
-        there is none)."""
+        there is none), of which rows are picked (on a GPU)."""
         slot_mapping, tap_slots = metadata.slot_mapping[group], metadata.tap_slots[group]
-        if x.is_cuda:
+        if fusion.is_fused(x):
             from specbench.engine.kernels.short_conv import CachedConv, conv_add_norm
 
             conv = CachedConv(self.taps, cache, slot_mapping, tap_slots)
             weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-            return conv_add_norm(x, residual, conv, metadata.paged.step_rows, weight, eps)
+            return conv_add_norm(x, residual, conv, metadata.paged.step_rows, weight, eps, picked)
+        assert picked is None
         summed = residual + self(x, cache, slot_mapping, tap_slots)
         return summed, summed if norm is None else norm(summed)

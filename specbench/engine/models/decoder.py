@@ -195,6 +195,11 @@ class DecoderModel:
         """What the target keeps per token."""
         return self._cache_groups
 
+    @property
+    def token_table(self) -> Tensor:
+        """[vocab, hidden], or this rank's rows of it."""
+        return self._embedding.weight
+
     def embed(self, token_ids: Tensor) -> Tensor:
         """[T] -> [T, hidden]: what `forward` takes."""
         return self._embedding(token_ids)

@@ -6,7 +6,9 @@ cache groups (inkling_caches.py), arithmetic of a layer (layers/), the order of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.weights import WeightReader
 from specbench.engine.content.content_tokens import AUDIO
 from specbench.engine.kernels.attention import RelativeBias
+from specbench.engine.kernels.step_rows import PoolTokens
 from specbench.engine.layers.attention import RelativeAttention
 from specbench.engine.layers.attention_backends.backend import AttentionBackend, AttentionPass
 from specbench.engine.layers.cache import CachePool
@@ -40,6 +43,10 @@ from specbench.engine.models.inkling_config import (
     module_prefix,
 )
 from specbench.engine.models.inkling_image_stages import ImageStage
+
+if TYPE_CHECKING:
+    from specbench.engine.kernels.draft_inputs import InputNorms
+    from specbench.engine.kernels.short_conv import PickedRows
 
 # group name -> pool
 Caches = Mapping[str, CachePool]
@@ -129,13 +136,15 @@ class InklingBlock:
         caches: Caches,
         log_scale: Tensor | None,
         next_norm: RMSNorm | None,
+        picked: PickedRows | None = None,
     ) -> tuple[Tensor, Tensor]:
-        # x, normed: [T, hidden]: the input, and it after attention_norm -> the output, and it after next_norm
+        # x, normed: [T, hidden]: the input, and it after attention_norm -> the output, and it after next_norm, of which
+        # rows are picked where one rank has all of the model, on a GPU
         (kv_cache,) = caches[self.kv_group].layers[self._kv_index]
         kv_inputs, attention_outputs, mlp_outputs = caches[self._conv_group].layers[self._conv_index]
         attended = self._attention(normed, metadata, attention, kv_cache, kv_inputs, log_scale)
         x, normed = self._add_convolved(self._attention_conv, x, attended, attention_outputs, metadata, self._mlp_norm)
-        return self._add_convolved(self._mlp_conv, x, self._mlp(normed), mlp_outputs, metadata, next_norm)
+        return self._add_convolved(self._mlp_conv, x, self._mlp(normed), mlp_outputs, metadata, next_norm, picked)
 
     def _add_convolved(
         self,
@@ -145,10 +154,12 @@ class InklingBlock:
         cache: Tensor,
         metadata: AttentionMetadata,
         norm: RMSNorm | None,
+        picked: PickedRows | None = None,
     ) -> tuple[Tensor, Tensor]:
         """residual + the convolution of x, of which a rank has a part of every channel, and the norm of that."""
         if self._parallel.size == 1:
-            return conv.add_to(residual, x, cache, metadata, self._conv_group, norm)
+            return conv.add_to(residual, x, cache, metadata, self._conv_group, norm, picked)
+        assert picked is None
         slots, taps = metadata.slot_mapping[self._conv_group], metadata.tap_slots[self._conv_group]
         own = conv(self._parallel.reduce_scatter_channels(x), cache, slots, taps)
         summed = residual + self._parallel.all_gather_channels(own)
@@ -178,6 +189,15 @@ def _read_experts(config: InklingConfig, weights: WeightReader, prefix: str) -> 
     return MixtureOfExperts(router, gate_up, down)
 
 
+def _fold_divisor(unembedding: Tensor, divisor: float) -> float:
+    """On a GPU, where a division of hiddens is a launch, the head is divided by a power of two, which changes exponents
+    alone. Returns what is left to divide by."""
+    if not unembedding.is_cuda or math.frexp(divisor)[0] != 0.5:
+        return divisor
+    unembedding.div_(divisor)
+    return 1.0
+
+
 def _relative_extents(blocks: Sequence[InklingBlock]) -> dict[str, int]:
     return {block.kv_group: block.extent for block in blocks}
 
@@ -200,7 +220,8 @@ class InklingModel:
         unembedding = weights.read("model.llm.unembed.weight")
         num_own = self.vocabulary.stop - self.vocabulary.start
         unembedding = unembedding[: num_head_rows(num_own, len(unembedding), weights.device)]
-        self._head = LogitsHead(Linear(unembedding), config.logits_divisor, self.vocabulary)
+        divisor = _fold_divisor(unembedding, config.logits_divisor)
+        self._head = LogitsHead(Linear(unembedding), divisor, self.vocabulary)
         self._cache_groups = target_cache_groups(config, weights.dtype.itemsize)
         index = CacheIndex(self._cache_groups)
         self._is_local = config.local_layers
@@ -246,6 +267,13 @@ class InklingModel:
             return self._audio_tower(rows)
         assert self._image_tower is not None
         return self._image_tower(rows.to(self.dtype))
+
+    def input_norms(self, module_norm: RMSNorm) -> InputNorms:
+        """How a module with such norms of the previous hidden and the embedding takes tokens."""
+        from specbench.engine.kernels.draft_inputs import InputNorms
+
+        of_embed = self._embed_norm
+        return InputNorms(self._embedding.weight, of_embed.weight, of_embed.eps, module_norm.weight, module_norm.eps)
 
     def final_norm(self, residual: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
@@ -318,19 +346,29 @@ class InklingModule:
             is_sparse=False,
         )
 
+    def inputs(self, token_embeds: Tensor, hidden: Tensor) -> Tensor:
+        """[T, hidden] each -> [T, 2 * hidden]."""
+        return self._input_norm(torch.stack((hidden, token_embeds), 1)).flatten(1)
+
+    def inputs_of_tokens(self, target: InklingModel, tokens: PoolTokens, hidden: Tensor) -> Tensor:
+        """The same in one launch, from the token pool."""
+        from specbench.engine.kernels.draft_inputs import module_inputs
+
+        return module_inputs(tokens, hidden, target.input_norms(self._input_norm))
+
     def __call__(
         self,
-        token_embeds: Tensor,
-        hidden: Tensor,
+        inputs: Tensor,
         metadata: AttentionMetadata,
         attention: AttentionPass,
         caches: Caches,
+        next_norm: RMSNorm | None,
+        picked: PickedRows | None = None,
     ) -> Tensor:
-        # token_embeds, hidden: [T, hidden]
-        inputs = self._input_norm(torch.stack((hidden, token_embeds), 1)).flatten(1)
-        # The scaling of scores by position is the target's alone.
+        # inputs: [T, 2 * hidden]. The scaling of scores by position is the target's alone.
         x = self._input_projection(inputs)
-        return self.block(x, self.block.attention_norm(x), metadata, attention, caches, None, None)[0]
+        normed = self.block.attention_norm(x)
+        return self.block(x, normed, metadata, attention, caches, None, next_norm, picked)[1]
 
 
 class InklingMTPModules:
@@ -367,9 +405,29 @@ class InklingMTPModules:
     ) -> Tensor:
         """One module over the rows of a drafting pass: [T, hidden] -> [T, hidden], which feeds the head and the next
         module alike."""
-        attention = self.attention.start(metadata)
-        output = self._modules[module](token_embeds, hidden, metadata, attention, caches)
-        return output if self._chain_norm is None else self._chain_norm(output)
+        inputs = self._modules[module].inputs(token_embeds, hidden)
+        return self._modules[module](inputs, metadata, self.attention.start(metadata), caches, self._chain_norm)
+
+    def forward_module_on_tokens(
+        self,
+        module: int,
+        tokens: PoolTokens,
+        hidden: Tensor,
+        metadata: AttentionMetadata,
+        caches: Caches,
+        last_rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The same from the token pool, in fewer launches, and the hiddens at one row of each request."""
+        from specbench.engine.kernels.short_conv import PickedRows
+
+        inputs = self._modules[module].inputs_of_tokens(self._target, tokens, hidden)
+        picked = None
+        if last_rows is not None:
+            picked = PickedRows(last_rows, hidden.new_empty(len(last_rows), hidden.shape[1]))
+        output = self._modules[module](
+            inputs, metadata, self.attention.start(metadata), caches, self._chain_norm, picked
+        )
+        return output, output if picked is None else picked.output
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab_size] fp32, by the target's head."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.weights import WeightReader
+from specbench.engine.kernels.step_rows import PoolTokens
 from specbench.engine.layers.linear import make_linear
 from specbench.engine.layers.metadata import AttentionMetadata
 from specbench.engine.layers.norm import RMSNorm
@@ -39,9 +40,19 @@ class MiMoModule:
         )
         self._final_norm = RMSNorm(weights.read(prefix + "final_layernorm.weight"), config.rms_norm_eps)
 
-    def __call__(self, token_embeds: Tensor, hidden: Tensor, metadata: AttentionMetadata, caches: Caches) -> Tensor:
-        # token_embeds, hidden: [T, hidden]
-        inputs = self._input_norm(torch.stack((hidden, token_embeds), 1)).flatten(1)
+    def inputs(self, token_embeds: Tensor, hidden: Tensor) -> Tensor:
+        """[T, hidden] each -> [T, 2 * hidden]."""
+        return self._input_norm(torch.stack((hidden, token_embeds), 1)).flatten(1)
+
+    def inputs_of_tokens(self, table: Tensor, tokens: PoolTokens, hidden: Tensor) -> Tensor:
+        """The same in one launch, from the token pool."""
+        from specbench.engine.kernels.draft_inputs import InputNorms, module_inputs
+
+        norm = self._input_norm
+        return module_inputs(tokens, hidden, InputNorms(table, None, 0.0, norm.weight, norm.eps))
+
+    def __call__(self, inputs: Tensor, metadata: AttentionMetadata, caches: Caches) -> Tensor:
+        # inputs: [T, 2 * hidden]
         x = self._input_projection(inputs)
         attention, rotation = self._attention.start(metadata), self._rotary(metadata.positions)
         normed = self._layer.attention_norm(x)
@@ -72,7 +83,21 @@ class MiMoModules:
     ) -> Tensor:
         """One module over the rows of a drafting pass: [T, hidden] -> [T, hidden], which feeds the head and the next
         pass alike."""
-        return self._modules[module](token_embeds, hidden, metadata, caches)
+        return self._modules[module](self._modules[module].inputs(token_embeds, hidden), metadata, caches)
+
+    def forward_module_on_tokens(
+        self,
+        module: int,
+        tokens: PoolTokens,
+        hidden: Tensor,
+        metadata: AttentionMetadata,
+        caches: Caches,
+        last_rows: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The same from the token pool, in fewer launches, and the hiddens at one row of each request."""
+        inputs = self._modules[module].inputs_of_tokens(self._target.token_table, tokens, hidden)
+        output = self._modules[module](inputs, metadata, caches)
+        return output, output if last_rows is None else output[last_rows]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab_size] fp32, by the target's head."""

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 
 from specbench.engine.cache_group import CacheGroupSpec
+from specbench.engine.kernels.step_rows import PoolTokens
 from specbench.engine.layers.attention_backends.backend import AttentionBackend
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
@@ -83,4 +84,17 @@ class MTPModules(LogitsModel, Protocol):
         caches: Mapping[str, CachePool],
     ) -> torch.Tensor:
         """Row p: the embedding of the token at p + module + 1 and the previous hidden at p -> this module's hidden."""
+        ...
+
+    def forward_module_on_tokens(
+        self,
+        module: int,
+        tokens: PoolTokens,
+        hidden: torch.Tensor,
+        metadata: AttentionMetadata,
+        caches: Mapping[str, CachePool],
+        last_rows: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same from the token pool, and the hiddens at last_rows ([num_requests], one of each, which has as many
+        rows as any other; None: all rows once more). For a GPU that holds the whole token table."""
         ...

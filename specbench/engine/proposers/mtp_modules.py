@@ -10,6 +10,8 @@ from torch import Tensor
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
+from specbench.engine.kernels.step_rows import PoolTokens
+from specbench.engine.layers import fusion
 from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder
 from specbench.engine.layers.token_pool import read_tokens
 from specbench.engine.models.registry import build_modules
@@ -30,7 +32,8 @@ class DraftModules:
             target.attention.needs_segments,
         )
         self._is_deaf = "deaf_modules" in config.faults
-        self._embed = target.embed_raw if "raw_embedding" in config.faults else target.embed
+        self._is_raw = "raw_embedding" in config.faults
+        self._embed = target.embed_raw if self._is_raw else target.embed
 
     def run(
         self,
@@ -40,17 +43,29 @@ class DraftModules:
         metadata: AttentionMetadata,
         hidden: Tensor,
         lookahead: int,
-    ) -> Tensor:
-        """The module over one pass: hidden [num_rows, hidden] -> [num_rows, hidden].
+        last_rows: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """The module over one pass: hidden [num_rows, hidden] -> [num_rows, hidden], and its rows last_rows
+        [num_requests], one of each (None: all).
 
         Row p takes the token at p + lookahead of its request's pool: committed tokens, then drafts; where that is a
         placeholder of audio or an image, its feature.
         """
+        if self._takes_tokens(batch, metadata):
+            tokens = PoolTokens(batch.token_pool, batch.rows, request_of_row, metadata.positions, lookahead)
+            return self.modules.forward_module_on_tokens(module, tokens, hidden, metadata, batch.caches, last_rows)
         token_ids = read_tokens(batch.token_pool, batch.rows, request_of_row, metadata.positions, lookahead)
         embeds = self._embed(token_ids)
         if batch.features is not None and not self._is_deaf:
             embeds = batch.features.merge(embeds, request_of_row, metadata.positions + lookahead)
-        return self.modules.forward_module(module, embeds, hidden, metadata, batch.caches)
+        output = self.modules.forward_module(module, embeds, hidden, metadata, batch.caches)
+        return output, output if last_rows is None else output[last_rows]
+
+    def _takes_tokens(self, batch: DraftBatch, metadata: AttentionMetadata) -> bool:
+        """Whether a module reads the pool by itself, in steps that are all alike."""
+        is_plain = batch.features is None and not self._is_raw and self.modules.vocabulary.is_whole
+        is_uniform = metadata.paged.step_rows.is_uniform(metadata.num_tokens)
+        return is_plain and is_uniform and fusion.is_fused(batch.token_pool)
 
     def draft(self, index: int, batch: DraftBatch, hidden: Tensor) -> None:
         """Choose draft `index` of every request from a module's hidden at its last row, [num_requests, hidden]."""

@@ -222,10 +222,10 @@ class MultiModuleMTP:
         target_hidden = hidden
         for module in range(self.num_modules):
             weights = 0 if "module_0_everywhere" in self.faults else module
-            output = self.modules.run(
-                weights, batch, layout.indices.request_of_row, metadata, hidden, lookahead=module + 1
+            output, last_hidden = self.modules.run(
+                weights, batch, layout.indices.request_of_row, metadata, hidden, module + 1, last_rows
             )
-            self.modules.draft(module, batch, output[last_rows])
+            self.modules.draft(module, batch, last_hidden)
             hidden = target_hidden if self.hidden_feedback == "target" else output
             if "post_norm_chain" in self.faults:
                 hidden = self.target.final_norm(hidden)

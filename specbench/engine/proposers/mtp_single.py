@@ -52,10 +52,12 @@ class SingleModuleMTP:
         indices = row_indices(batch.query_start_loc_np, self.device)
         layout = RowLayout(batch.query_start_loc_np, batch.first_position, batch.num_valid, batch.max_seq_lens_np)
         metadata = self.modules.metadata_builder.build(batch.block_tables, layout)
-        output = self.modules.run(MODULE, batch, indices.request_of_row, metadata, batch.hidden_states, lookahead=1)
+        last_rows = indices.query_start + batch.num_valid - 1
+        _, hidden = self.modules.run(
+            MODULE, batch, indices.request_of_row, metadata, batch.hidden_states, lookahead=1, last_rows=last_rows
+        )
         if all(batch.is_partial_np):
             return
-        hidden = output[indices.query_start + batch.num_valid - 1]
         self.modules.draft(0, batch, hidden)
         num_requests = len(batch.rows)
         single_rows = tuple(range(num_requests + 1))
@@ -67,7 +69,7 @@ class SingleModuleMTP:
                 batch.block_tables, RowLayout(single_rows, position, batch.is_live, max_seq_lens)
             )
             requests = row_indices(single_rows, self.device).request_of_row
-            hidden = self.modules.run(MODULE, batch, requests, metadata, hidden, lookahead=1)
+            hidden, _ = self.modules.run(MODULE, batch, requests, metadata, hidden, lookahead=1)
             self.modules.draft(index, batch, hidden)
 
     def release(self, rows: list[int]) -> None:

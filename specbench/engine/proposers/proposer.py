@@ -100,6 +100,10 @@ class DraftBatch:
     def sample_draft(self, index: int, logits: torch.Tensor) -> torch.Tensor:
         """Choose draft `index` of every request from fp32 logits [num_requests, vocab], write it and return it,
         [num_requests] int64: the argmax (ties: lowest id), or a draw whose probabilities verification will find."""
+        if self.sampling is None and fusion.is_fused(logits) and logits.dtype == torch.float32:
+            from specbench.engine.kernels.drafts import store_best
+
+            return store_best(logits, self.token_pool, self.rows, self.draft_columns, index)
         token_ids = greedy_ids(logits) if self.sampling is None else self.sampling.draw(index, logits)
         self.write_draft(index, token_ids)
         return token_ids

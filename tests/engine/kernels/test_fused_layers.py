@@ -18,10 +18,12 @@ from specbench.engine.kernels.attention_inputs import (
     attention_inputs,
     attention_inputs_reference,
 )
+from specbench.engine.kernels.draft_inputs import InputNorms, module_inputs, module_inputs_reference
 from specbench.engine.kernels.norm import add_rms_norm, rms_norm, rms_norm_reference
 from specbench.engine.kernels.rotation import rotation, rotation_reference
-from specbench.engine.kernels.short_conv import CachedConv, conv_add_norm, conv_add_norm_reference
-from specbench.engine.kernels.step_rows import StepRows
+from specbench.engine.kernels.short_conv import CachedConv, PickedRows, conv_add_norm, conv_add_norm_reference
+from specbench.engine.kernels.step_preparation import pool_tokens_reference
+from specbench.engine.kernels.step_rows import PoolTokens, StepRows
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -119,6 +121,38 @@ ROWS = {
     "verify with dead rows": lambda: PagedRows([0, 5, 30], [3, 3, 3], [3, 1, 0]),
     "chunks": lambda: PagedRows([0, 1, 30], [7, 1, 3]),
 }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_picked_rows_of_a_convolution(has_norm: bool, dtype: torch.dtype) -> None:
+    paged, width = ROWS["verify with dead rows"](), 37
+    num_rows = len(paged.slot_mapping)
+    x, residual = randn(num_rows, width, dtype=dtype), randn(num_rows, width, dtype=dtype)
+    taps, weight = randn(KERNEL, width, dtype=torch.float32), randn(width, dtype=dtype) if has_norm else None
+    conv = CachedConv(taps, paged.cache(width, dtype), paged.slot_mapping, paged.tap_slots)
+    # The last request has no row that lives: what it names is another's.
+    rows = torch.tensor([2, 3, 5], device=DEVICE)
+    picked = PickedRows(rows, torch.full((3, width), 7.0).to(DEVICE, dtype))
+    _, normed = conv_add_norm(x, residual, conv, paged.rows, weight, EPS, picked)
+    assert torch.equal(picked.output[:2], normed[rows[:2]]) and (picked.output[2] == 7).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("has_embed_norm", [False, True])
+def test_inputs_of_a_module(has_embed_norm: bool, dtype: torch.dtype) -> None:
+    width, num_ids, lookahead = 37, 50, 3
+    pool = torch.randint(-1, num_ids, (4, 40), device=DEVICE)
+    request_of_row, positions = torch.randint(0, 3, (11,), device=DEVICE), torch.randint(0, 36, (11,), device=DEVICE)
+    tokens = PoolTokens(pool, torch.tensor([3, 0, 1], device=DEVICE), request_of_row, positions, lookahead)
+    hidden, table = randn(11, width, dtype=dtype), randn(num_ids, width, dtype=dtype)
+    embed_weight = randn(width, dtype=dtype) if has_embed_norm else None
+    norms = InputNorms(table, embed_weight, 1e-5, randn(2, width, dtype=dtype), EPS)
+    wide = InputNorms(
+        table.double(), None if embed_weight is None else embed_weight.double(), 1e-5, norms.weight.double(), EPS
+    )
+    token_ids = pool_tokens_reference(pool, tokens.rows, request_of_row, positions, lookahead)
+    assert_near(module_inputs(tokens, hidden, norms), module_inputs_reference(token_ids, hidden.double(), wide))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

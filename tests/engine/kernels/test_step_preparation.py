@@ -15,7 +15,7 @@ from specbench.engine.kernels.draft_inputs import (
     draft_rows,
     draft_rows_reference,
 )
-from specbench.engine.kernels.drafts import count_drafts, count_drafts_reference, store_draft
+from specbench.engine.kernels.drafts import count_drafts, count_drafts_reference, store_best, store_draft
 from specbench.engine.kernels.step_preparation import (
     gather_requests,
     gather_requests_reference,
@@ -114,6 +114,18 @@ def test_drafts(num_requests: int):
     found = torch.full_like(samples, -7)
     count_drafts(pool, rows, columns, samples, k, found)
     assert torch.equal(found, count_drafts_reference(pool, rows, columns, samples, k))
+
+
+@pytest.mark.parametrize("num_ids", [3, 9000])
+def test_the_best_of_logits_becomes_a_draft(num_ids: int):
+    pool, expected = (random_ids(6, 30, low=-1, high=4) for _ in range(2))
+    rows, columns = torch.tensor([4, 0, 2], device=DEVICE), torch.tensor([7, 0, 20], device=DEVICE)
+    logits = torch.randn(3, num_ids + 5, device=DEVICE)[:, :num_ids]
+    logits[1, [1, num_ids - 1]] = 50.0  # a tie
+    found = store_best(logits, pool, rows, columns, 4)
+    assert found.tolist() == [int(logits[0].argmax()), 1, int(logits[2].argmax())]
+    expected[rows, columns + 4] = found
+    assert torch.equal(pool, expected)
 
 
 @pytest.mark.parametrize("is_synthetic", [False, True])
