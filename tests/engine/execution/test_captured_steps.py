@@ -6,22 +6,16 @@ with graphs.
 
 from __future__ import annotations
 
-import gc
-import os
-import random
 from pathlib import Path
 
 import pytest
 import torch
 
 from specbench.engine.execution.cuda_graphs import capture_sizes, token_sizes
-from specbench.engine.execution.input_batch import step_indices
 from specbench.engine.layers import fusion
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.proposer_table import PROPOSERS
-from specbench.engine.proposers import mtp_multi, row_indices
 from specbench.engine.scheduling.step import DECODE, FINAL_CHUNK, SchedulerOutput
-from specbench.generate import GenerateResult
 from tests.engine.cache_entries import EntryChecker
 from tests.engine.devices import DEVICES, ON_GPU
 from tests.engine.harness import make_engine, outputs, run, token_request
@@ -349,83 +343,3 @@ def test_every_entry_and_draft_equals_the_oracle(folder: Path, num_modules: int,
     assert sum(replays.values()) > 8 and num_checked > 24 and checker.num_entries > 500
     accepted = {step.num_accepted for result in results for step in result.verify_steps}
     assert accepted == set(range(num_modules + 1))
-
-
-@DEVICES
-@pytest.mark.parametrize("proposer", ["none", "mtp_multi", "ngram"])
-def test_random_arrivals_and_aborts(folder: Path, proposer: str, device: dict):
-    RandomRun(folder, proposer, device, depth=1).run(num_steps=200)
-
-
-@DEVICES
-@pytest.mark.slow
-@pytest.mark.parametrize("depth", [0, 1])
-def test_many_random_arrivals_and_aborts(folder: Path, depth: int, device: dict):
-    """SPECBENCH_RANDOM_STEPS sets the number of steps."""
-    RandomRun(folder, "mtp_multi", device, depth).run(int(os.environ.get("SPECBENCH_RANDOM_STEPS", 200_000)))
-
-
-class RandomRun:
-    """Requests come and are aborted at random while blocks are short; whatever comes out is the plain text's beginning,
-    and at the end nothing is held that was not held near the start."""
-
-    def __init__(self, folder: Path, proposer: str, device: dict, depth: int) -> None:
-        self.rng = random.Random(7)
-        self.prompts = ragged_prompts(16, seed=6)
-        requests = [token_request(str(i), prompt, 40) for i, prompt in enumerate(self.prompts)]
-        self.texts = outputs(make_engine(folder), requests)
-        self.engine = make_engine(
-            folder, 0 if proposer == "none" else 4, proposer=proposer, cuda_graphs=True, pipeline_depth=depth,
-            max_num_seqs=6, max_num_batched_tokens=24, max_model_len=96, num_blocks=40, prefix_caching=True, **device,
-        )  # fmt: skip
-        self.num_preempted = self.num_aborted = self.num_added = 0
-        #: request id -> prompt, output tokens asked for
-        self.expected: dict[str, tuple[int, int]] = {}
-
-    def run(self, num_steps: int) -> None:
-        for _ in range(num_steps // 2):
-            self.step()
-        self.drain()
-        held = self.held_bytes()
-        for _ in range(num_steps // 2):
-            self.step()
-        self.drain()
-        # Index tensors of shapes that had not come before are kept: a few numbers each.
-        assert self.held_bytes() <= held + (1 << 16)
-        assert self.num_preempted > 0 and self.num_aborted > 0
-        check_nothing_was_written_for_padding(self.engine)
-
-    def drain(self) -> None:
-        while self.engine.has_requests:
-            self.check(self.engine.step()[0])
-        assert not self.expected
-        self.engine.reset_prefix_cache()
-        assert self.engine.scheduler.kv_cache.num_blocks_used == 0
-
-    def held_bytes(self) -> int:
-        """On a GPU, without what is remembered of the newest few hundred shapes."""
-        for remembered in (step_indices, mtp_multi._mixed_layout, row_indices._ragged_indices):
-            remembered.cache_clear()
-        gc.collect()
-        return torch.cuda.memory_allocated() if self.engine.model.device.type == "cuda" else 0
-
-    def step(self) -> None:
-        if self.rng.random() < 0.3 and len(self.expected) < 12:
-            prompt, length, name = self.rng.randrange(16), self.rng.randint(1, 40), f"{self.num_added}"
-            self.engine.add_request(token_request(name, self.prompts[prompt], length), 0.0)
-            self.expected[name] = (prompt, length)
-            self.num_added += 1
-        if self.expected and self.rng.random() < 0.02:
-            result = self.engine.abort(self.rng.choice(list(self.expected)))
-            self.check([result] if result is not None else [])
-            self.num_aborted += 1
-        if self.engine.has_requests:
-            finished, step = self.engine.step()
-            self.check(finished)
-            self.num_preempted += step.num_preempted if step else 0
-
-    def check(self, finished: list[GenerateResult]) -> None:
-        for result in finished:
-            prompt, length = self.expected.pop(result.record.request_id)
-            assert result.output_token_ids == self.texts[str(prompt)][: len(result.output_token_ids)]
-            assert result.record.finish_reason == "aborted" or result.record.num_output_tokens == length
