@@ -132,6 +132,8 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     resolved = resolve(config, facts, device=default_device(), is_sweep=is_sweep)
     config = resolved.config
     check_device(config.engine.device, config.parallel.tensor_parallel_size)
+    if _has_whole_experts(config) and not model_config.has_experts:
+        raise UserError(f"parallel.experts: {choice.ran} has no experts that ranks could have whole; say width")
     if config.strict and choice.is_fallback:
         raise UserError(
             f"model.checkpoint: unset, so {choice.ran} would run in place of {choice.requested}, which strict=true "
@@ -393,6 +395,10 @@ def _num_modules_used(spec: SpecConfig) -> int:
     return 1 if spec.modules == "single" else spec.num_speculative_tokens or 0
 
 
+def _has_whole_experts(config: RunConfig) -> bool:
+    return config.parallel.tensor_parallel_size > 1 and config.parallel.experts == "whole"
+
+
 def make_engine_config(config: RunConfig, checkpoint: Path, memory_limit: int | None) -> EngineConfig:
     """The embedded engine's settings from a resolved configuration."""
     spec, max_model_len = config.spec, config.model.max_model_len
@@ -430,7 +436,7 @@ def make_engine_config(config: RunConfig, checkpoint: Path, memory_limit: int | 
         tokenizer=config.model.tokenizer,
         chat_template=config.model.chat_template,
         memory_limit=memory_limit,
-        shard=Shard(0, config.parallel.tensor_parallel_size),
+        shard=Shard(0, config.parallel.tensor_parallel_size, _has_whole_experts(config)),
         rank_start=config.parallel.start,
         rank_timeout_s=config.parallel.timeout_s,
         load=config.model.load,
@@ -475,6 +481,8 @@ def describe(plan: Plan) -> str:
     """What would run, for `dry_run=true`."""
     config, data = plan.config, plan.task.data
     engine = plan.engine_config
+    from specbench.reports.layout_check import layout_text
+
     lines = [
         f"model       {plan.choice.requested} -> {plan.choice.ran} ({plan.num_parameters / 1e6:.1f} M parameters, "
         f"{plan.num_modules} MTP modules)",
@@ -484,6 +492,7 @@ def describe(plan: Plan) -> str:
         f"spec        {config.spec.name}: {engine.num_speculative_tokens} drafts a step",
         f"engine      {engine.device}, {engine.dtype}, {engine.max_num_seqs} requests of {engine.max_model_len} "
         f"tokens, cache blocks of {engine.block_size} tokens",
+        f"parallel    {layout_text(config.to_dict())}",
         f"memory      {_memory_line(plan)}",
         f"fallback    {'; '.join(_fallbacks(plan)) or 'none'}",
     ]

@@ -154,6 +154,8 @@ class SpecConfig:
 class ParallelConfig:
     name: str
     tensor_parallel_size: Positive
+    #: A rank has a part of the width of every expert, or some experts whole.
+    experts: Annotated[str, OneOf(("width", "whole"))] = "width"
     #: Who starts the ranks: this process (spawn), torchrun before it, or torchrun where it has (auto).
     start: Annotated[str, OneOf(("auto", "spawn", "torchrun"))] = "auto"
     #: Seconds that a step may take before a rank counts as hung.

@@ -25,7 +25,6 @@ from specbench.engine.execution.rank_processes import (
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.parallel_engine import ParallelEngine, serve_engine, with_num_blocks
 from specbench.engine.replay import check_output
-from specbench.engine.shard import Shard
 from specbench.generate import GenerateResult
 from specbench.records import OutputCheck
 
@@ -77,7 +76,7 @@ def follow(start: str, size: int) -> None:
         os._exit(1)
 
     store = join_launched(launched)
-    serve_engines(store, Shard(launched.rank, size), launched.local_rank, serve_engine, say_and_die)
+    serve_engines(store, launched.rank, launched.local_rank, serve_engine, say_and_die)
     has_ended.set()
     store.set(ended_key(launched.rank), "1")
     os._exit(0)  # threads still wait for what rank 0 might say

@@ -21,12 +21,20 @@ class Shard:
 
     rank: int = 0
     size: int = 1
+    #: Each rank has some experts whole, in place of a part of the width of each.
+    whole_experts: bool = False
 
     def range_of(self, count: int) -> tuple[int, int]:
         """First and one past the last of this rank's share of things that need not split evenly: all ranks but the last
         have equally many."""
         width = -(-count // self.size)
         return min(self.rank * width, count), min((self.rank + 1) * width, count)
+
+    def experts_of(self, count: int) -> range:
+        """Which of the experts of a layer this rank reads: a part of each of them, or all of some."""
+        if not self.whole_experts:
+            return range(count)
+        return range(*self.range_of(count))
 
 
 #: A model that one rank holds alone.
@@ -46,6 +54,7 @@ class SplitCount:
     is_replicable: bool = False
 
     def allows(self, size: int) -> bool:
+        """Whether `size` ranks can share it."""
         if self.is_replicable and size > self.count:
             return size % self.count == 0
         return self.count % (size * self.unit) == 0

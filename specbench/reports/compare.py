@@ -15,7 +15,7 @@ from specbench.reports.comparability import Comparability, comparability, only_l
 from specbench.reports.compared_costs import compared_costs
 from specbench.reports.compared_run import ComparedRun, load_run, with_labels
 from specbench.reports.decomposition import Decomposition, decompose
-from specbench.reports.layout_check import LayoutCheck, check_layouts
+from specbench.reports.layout_check import LayoutCheck, check_layouts, layout_text
 from specbench.reports.same_token import SameToken, same_token_check
 from specbench.reports.text_difference import TextComparison, compare_texts
 
@@ -78,10 +78,15 @@ def _pair(base: ComparedRun, new: ComparedRun) -> Pair:
         grounds=grounds,
         changes=pair_changes(base, new, grounds),
         texts=_texts(base, new) if grounds.is_paired else None,
-        layout=check_layouts(base.columns, new.columns) if is_layout_alone else None,
+        layout=_layouts(base, new) if is_layout_alone else None,
         decomposition=decompose(*drafted) if is_drafted else None,
         same_token=same_token_check(*drafted) if is_drafted and base.is_greedy and new.is_greedy else None,
     )
+
+
+def _layouts(base: ComparedRun, new: ComparedRun) -> LayoutCheck:
+    layouts = (layout_text(base.record.config), layout_text(new.record.config))
+    return check_layouts(base.columns, new.columns, layouts)
 
 
 def _texts(base: ComparedRun, new: ComparedRun) -> TextComparison:

@@ -1,13 +1,16 @@
 """Whether two runs that differ only in how the model is spread over devices drafted and accepted alike, step by step.
 
-Belongs here: that one check. Does not belong here: whether only the layout differs (comparability.py), texts.
+Belongs here: that one check, and a layout in words. Does not belong here: whether only the layout differs
+(comparability.py), texts.
 
 Splitting a model over ranks changes the order of sums, not the drafts: where texts are the same, so is every step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +23,8 @@ from specbench.reports.text_difference import SampleKey
 class LayoutCheck:
     """Steps of both runs, put into one order."""
 
+    #: Of the base run and of the other, in words.
+    layouts: tuple[str, str]
     holds: bool
     #: Steps of the base run.
     steps: int
@@ -28,31 +33,41 @@ class LayoutCheck:
 
     @property
     def sentence(self) -> str:
+        layouts = f"Layouts ({' against '.join(reversed(self.layouts))})"
         if self.holds:
-            return f"Layouts: acceptance is **identical** in all {count(self.steps)} steps"
+            return f"{layouts}: acceptance is **identical** in all {count(self.steps)} steps"
         if self.first_difference is None:
-            return "Layouts: **different requests ran**, so acceptance cannot be the same"
+            return f"{layouts}: **different requests ran**, so acceptance cannot be the same"
         (sample_id, turn, repeat), step = self.first_difference
         return (
-            f"Layouts: acceptance is **different**, first at step {step} of sample {sample_id} (turn {turn}, "
+            f"{layouts}: acceptance is **different**, first at step {step} of sample {sample_id} (turn {turn}, "
             f"repeat {repeat}); it should not depend on how the model is spread"
         )
 
 
-def check_layouts(base: StepColumns, new: StepColumns) -> LayoutCheck:
+def layout_text(config: Mapping[str, Any]) -> str:
+    """How a run's model was spread, from its configuration as run.json holds it."""
+    parallel = config["parallel"]
+    size = parallel["tensor_parallel_size"]
+    if size == 1:
+        return "one rank"
+    return f"tensor parallel over {size} ranks{', whole experts' if parallel.get('experts') == 'whole' else ''}"
+
+
+def check_layouts(base: StepColumns, new: StepColumns, layouts: tuple[str, str]) -> LayoutCheck:
     """Compare drafted and accepted counts of every step of every request."""
     keys, new_keys = _keys(base), _keys(new)
     if sorted(keys) != sorted(new_keys):
-        return LayoutCheck(False, len(base.step), None)
+        return LayoutCheck(layouts, False, len(base.step), None)
     order = {key: rank for rank, key in enumerate(sorted(keys))}
     first, second = _ordered(base, keys, order), _ordered(new, new_keys, order)
     rows = min(len(first), len(second))
     differing = np.flatnonzero((first[:rows] != second[:rows]).any(axis=1))
     if len(differing) == 0 and len(first) == len(second):
-        return LayoutCheck(True, len(first), None)
+        return LayoutCheck(layouts, True, len(first), None)
     row = int(differing[0]) if len(differing) else rows
     rank, step = (first if row < len(first) else second)[row, :2]
-    return LayoutCheck(False, len(first), (sorted(keys)[int(rank)], int(step)))
+    return LayoutCheck(layouts, False, len(first), (sorted(keys)[int(rank)], int(step)))
 
 
 def _keys(columns: StepColumns) -> list[SampleKey]:

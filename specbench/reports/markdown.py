@@ -27,6 +27,7 @@ from specbench.reports.gates import GateResult
 from specbench.reports.health_section import health_section, health_sentence, raised
 from specbench.reports.identities import broken_identities
 from specbench.reports.latency import MIN_REQUESTS_OF_P99
+from specbench.reports.layout_check import layout_text
 from specbench.reports.load_section import load_section
 from specbench.reports.losslessness_section import losslessness_lines, losslessness_sections
 from specbench.reports.number_format import NOT_MEASURED, count, decimal, percent_of, percent_range
@@ -145,6 +146,7 @@ def _what_ran(run: RunRecord) -> Section:
         *_draft_model(run.draft_model),
         ("Data", f"{data_title(data, run.config['eval']['name'])}; {count(data.num_samples)} samples"),
         ("Data file", _at(data.path, data.revision, data.sha256)),
+        ("Parallel layout", layout_text(run.config)),
         ("Hardware", _flat(run.hardware)),
         *((f"Setting: {group}", _flat(values)) for group, values in run.config.items()),
         ("Packages", _flat(run.packages)),

@@ -28,6 +28,8 @@ from tests.engine.tiny_decoders import build_tiny_decoder
 from tests.engine.tiny_inkling import build_tiny_inkling
 
 NUM_RANKS = 2
+#: Ranks that have some experts whole.
+WHOLE_EXPERTS = Shard(0, NUM_RANKS, whole_experts=True)
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +82,7 @@ def seen(results: dict[str, GenerateResult]) -> dict[str, Any]:
 
 
 def start(engines: Engines, folder: Path, k: int, **fields: Any) -> ParallelEngine:
-    config = engine_config(folder, k, shard=Shard(0, NUM_RANKS), **fields)
+    config = engine_config(folder, k, **({"shard": Shard(0, NUM_RANKS)} | fields))
     engine = engines.start(config, time.perf_counter, lambda message: None)
     assert isinstance(engine, ParallelEngine)
     return engine
@@ -88,7 +90,7 @@ def start(engines: Engines, folder: Path, k: int, **fields: Any) -> ParallelEngi
 
 def check_same(engines: Engines, folder: Path, k: int, requests: list[GenerateRequest], **fields: Any) -> dict:
     """Run on one rank and on two; returns what both said."""
-    alone = run(make_engine(folder, k, **fields), requests)
+    alone = run(make_engine(folder, k, **(fields | {"shard": Shard()})), requests)
     engine = start(engines, folder, k, **fields)
     together = run(engine, requests)
     assert seen(together) == seen(alone)
@@ -122,6 +124,17 @@ def test_every_family_and_proposer(
     )
     if proposer in ("draft_model", "ngram"):  # others of random weights agree with nobody
         assert any(step.num_accepted for result in found.values() for step in result.verify_steps)
+
+
+@pytest.mark.parametrize(
+    ("family", "proposer", "k"), [("inkling", "mtp_multi", 3), ("inkling", "draft_model", 2), ("moe", "ngram", 3)]
+)
+def test_whole_experts(engines: Engines, folders: dict[str, Path], family: str, proposer: str, k: int) -> None:
+    """One prompt is long enough to go the way of many tokens, sorted by expert."""
+    fields: dict[str, Any] = {"proposer": proposer, "draft_checkpoint": str(folders[family]), "ngram_min": 1}
+    long = token_request("long", [2 + place % 50 for place in range(150)], 8)
+    fields |= {"max_model_len": 256, "shard": WHOLE_EXPERTS}
+    check_same(engines, folders[family], k, [*mixed_requests(), long], **fields)
 
 
 def test_padded_steps_and_one_ahead(engines: Engines, folders: dict[str, Path]) -> None:

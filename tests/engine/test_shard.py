@@ -14,12 +14,13 @@ from torch import Tensor
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.weights import WeightReader
 from specbench.engine.layers.attention_backends.choose import make_backend
-from specbench.engine.layers.parallel import ALONE, TensorParallel
+from specbench.engine.layers.parallel import ALONE
 from specbench.engine.models import registry
 from specbench.engine.models.inkling import InklingModel, load_modules
 from specbench.engine.models.inkling_config import parse_config
 from specbench.engine.shard import Part, Shard, SplitCount, check_split
 from specbench.errors import UserError
+from tests.engine.ranks import rank_alone
 from tests.engine.tiny_decoders import build_tiny_decoder
 from tests.engine.tiny_inkling import build_tiny_inkling
 
@@ -85,8 +86,17 @@ def test_a_refusal_names_the_count_and_every_size_that_works(inkling: Checkpoint
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("name", ["inkling", "llama biases", "qwen3 tied and biased", "moe among dense layers"])
-def test_ranks_together_read_every_tensor(name: str, size: int, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "whole_experts"),
+    [
+        ("inkling", False),
+        ("inkling", True),
+        ("llama biases", False),
+        ("qwen3 tied and biased", False),
+        ("moe among dense layers", False),
+    ],
+)
+def test_ranks_together_read_every_tensor(name: str, whole_experts: bool, size: int, tmp_path: Path):
     """Side by side, the slices are the tensor; key-value heads that several ranks hold are read by each of them."""
     folder = build_tiny_inkling(tmp_path) if name == "inkling" else build_tiny_decoder(tmp_path, name)
     checkpoint = Checkpoint.open(folder)
@@ -96,7 +106,7 @@ def test_ranks_together_read_every_tensor(name: str, size: int, tmp_path: Path):
         whole = WeightReader(checkpoint, torch.float32, torch.device("cpu")).read(tensor)
         slices, dims = [], set()
         for rank in range(size):
-            parts = registry.weight_parts(config, config.num_modules, Shard(rank, size))
+            parts = registry.weight_parts(config, config.num_modules, Shard(rank, size, whole_experts))
             reader = WeightReader(checkpoint, torch.float32, torch.device("cpu"), ALONE, parts)
             slices.append(reader.read(tensor))
             dims.add(parts[tensor].dim if tensor in parts else None)
@@ -113,13 +123,35 @@ def test_ranks_together_read_every_tensor(name: str, size: int, tmp_path: Path):
     assert num_sliced > 10
 
 
+def test_ranks_with_whole_experts_read_their_own_alone(inkling: Checkpoint, tmp_path: Path):
+    """Named one by one, or a range of a stack; of shared experts a part of the width."""
+    checkpoint = Checkpoint.open(build_tiny_decoder(tmp_path, "moe"))
+    config = registry.load_model_config(checkpoint)
+    family = registry.FAMILIES[config.architecture]
+    read = [
+        family.expected_tensors(family.shard_config(config, Shard(rank, 4, True)), 0).required.items()
+        for rank in range(4)
+    ]
+    of_experts = [{name: shape for name, shape in tensors if ".experts." in name} for tensors in read]
+    assert [len(names) for names in of_experts] == [12, 12, 12, 12]  # 2 layers, 2 experts, 3 matrices
+    assert len({name for names in of_experts for name in names}) == 48
+    assert {shape for names in of_experts for shape in names.values()} == {(32, 64), (64, 32)}
+    parts = registry.weight_parts(parse_config(inkling), 0, Shard(3, 8, True))
+    prefix = "model.llm.layers.5.mlp."
+    assert parts[prefix + "experts.w13_weight"] == parts[prefix + "experts.w2_weight"] == Part(0, 96, 128)
+    assert parts[prefix + "shared_experts.shared_w13_weight"] == Part(1, 3 * 768, 4 * 768)
+    assert prefix + "gate.weight" not in parts
+    with pytest.raises(UserError, match="16 ranks cannot share 8 experts; say 1, 2, 4"):
+        family.shard_config(dataclasses.replace(config, num_heads=16), Shard(0, 16, True))
+
+
 class MetaWeights(WeightReader):
     """Tensors of the right shapes that hold nothing."""
 
     def __init__(
         self, checkpoint: Checkpoint, shapes: dict[str, tuple[int, ...]], shard: Shard, parts: dict[str, Part]
     ) -> None:
-        super().__init__(checkpoint, torch.bfloat16, torch.device("meta"), _of_rank(shard), parts)
+        super().__init__(checkpoint, torch.bfloat16, torch.device("meta"), rank_alone(shard), parts)
         self._shapes = shapes
 
     def _shape(self, name: str) -> tuple[int, ...]:
@@ -131,21 +163,20 @@ class MetaWeights(WeightReader):
         return made if destination is None else destination
 
 
-def _of_rank(shard: Shard) -> TensorParallel:
-    class Group:
-        """Never asked for anything: nothing runs."""
-
-    return TensorParallel(shard, Group())  # type: ignore[arg-type]
-
-
+@pytest.mark.parametrize("whole_experts", [False, True])
 @pytest.mark.parametrize(
     ("size", "target_gib", "modules_gib", "kv_heads"), [(4, 441.3, 3.3, (2, 4)), (8, 220.9, 2.2, (1, 2))]
 )
 def test_inkling_builds_on_ranks_and_its_memory_is_predicted(
-    inkling: Checkpoint, size: int, target_gib: float, modules_gib: float, kv_heads: tuple[int, int]
+    inkling: Checkpoint,
+    size: int,
+    target_gib: float,
+    modules_gib: float,
+    kv_heads: tuple[int, int],
+    whole_experts: bool,
 ):
-    """The full model in bf16, on the meta device."""
-    shard = Shard(size - 1, size)
+    """The full model in bf16, on the meta device; either way of sharing experts takes as much."""
+    shard = Shard(size - 1, size, whole_experts)
     config = parse_config(inkling)
     family = registry.FAMILIES[config.architecture]
     own = family.shard_config(config, shard)

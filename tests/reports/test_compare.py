@@ -477,7 +477,8 @@ def test_acceptance_does_not_depend_on_the_layout() -> None:
     log = better_log(1, 0.5)
     turned = EventLog(list(reversed(log.requests)), list(log.verify_steps))
     same = compare([run_of_log(first, log, "a"), run_of_log(second, turned, "b")])
-    assert f"Layouts: acceptance is **identical** in all {len(log.verify_steps)} steps" in verdict(same)
+    named = "Layouts (tensor parallel over 2 ranks against one rank): acceptance is"
+    assert f"{named} **identical** in all {len(log.verify_steps)} steps" in verdict(same)
     steps = list(log.verify_steps)
     place = next(index for index, step in enumerate(steps) if step.step == 2 and step.num_accepted == 0)
     steps[place] = dataclasses.replace(steps[place], num_accepted=1)

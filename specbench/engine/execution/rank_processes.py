@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING
 
 from specbench.engine.config import EngineConfig
 from specbench.engine.layers.parallel import PeerLost
-from specbench.engine.shard import Shard
 from specbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -304,7 +303,7 @@ def join_launched(launched: Launched) -> Store:
 
 
 def serve_engines(
-    store: Store, shard: Shard, local_rank: int, serve: ServeEngine, on_error: Callable[[BaseException], None]
+    store: Store, rank: int, local_rank: int, serve: ServeEngine, on_error: Callable[[BaseException], None]
 ) -> None:
     """A rank's life: each engine that rank 0 announces runs in a thread of its own, until there are no more."""
     for number in range(sys.maxsize):
@@ -316,7 +315,8 @@ def serve_engines(
         if announced == _END.encode():
             break
         config: EngineConfig = pickle.loads(bytes.fromhex(announced.decode()))
-        own = replace(config, shard=shard, device=rank_device(config.device, local_rank))
+        own_shard = replace(config.shard, rank=rank)
+        own = replace(config, shard=own_shard, device=rank_device(config.device, local_rank))
         threading.Thread(target=_reporting, args=(on_error, serve, store, name, own), daemon=True).start()
 
 
@@ -341,7 +341,7 @@ def _child_main(rank: int, size: int, port: int, sending: Connection, serve: Ser
         from specbench.engine.execution.rank_groups import LOOPBACK, join_store
 
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
-        serve_engines(join_store(LOOPBACK, port), Shard(rank, size), rank, serve, say_and_die)
+        serve_engines(join_store(LOOPBACK, port), rank, rank, serve, say_and_die)
     except BaseException as error:
         say_and_die(error)
     os._exit(0)  # libraries' threads may still wait for other ranks

@@ -2,7 +2,8 @@
 
 Nothing is sorted and the host learns nothing: a row's chosen experts are its entries; entries of one expert are given
 consecutive places, each expert's beginning at a new tile; a product's program finds its expert by its tile. The grid
-covers the most tiles that any choice can need, and programs without a tile end at once.
+covers the most tiles that any choice can need, and programs without a tile end at once. Where other ranks have experts,
+entries of theirs get no place, no product and no part in the sum.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
@@ -96,19 +97,21 @@ def choose_by_sigmoid_reference(logits: Tensor, bias: Tensor, scale: Tensor, num
     return Choice(experts, F.logsigmoid(logits.gather(1, experts)).softmax(-1) * scale)
 
 
-def run_experts(x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor) -> Tensor:
+def run_experts(x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor, first_expert: int = 0) -> Tensor:
     """x [T, hidden], gate_up [experts, 2 * width, hidden] (gates first), down [experts, width, hidden] -> [T, hidden]:
-    the sum over a row's experts of weight * down(silu(gate(x)) * up(x))."""
+    the sum over a row's experts of weight * down(silu(gate(x)) * up(x)), of those from `first_expert` on that are here.
+    """
     num_rows, hidden = x.shape
     num_experts, width, _ = down.shape
     num_chosen = choice.experts.shape[1]
     num_entries = num_rows * num_chosen
-    tiles = _place_entries(choice.experts, num_experts)
+    tiles = _place_entries(choice.experts, first_expert, num_experts)
     activated = x.new_empty(num_entries, width)
     outputs = x.new_empty(num_entries, hidden)
     summed = torch.empty_like(x)
+    own = {"FIRST_EXPERT": first_expert, "EXPERTS": num_experts}
     options = {
-        "EXPERTS": num_experts,
+        **own,
         "BLOCK_EXPERTS": triton.next_power_of_2(num_experts),
         "WIDTH": width,
         "HIDDEN": hidden,
@@ -129,17 +132,20 @@ def run_experts(x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor) -> Ten
         **options, BLOCK_N=64, BLOCK_K=64 if x.dtype != torch.float32 else 32, num_warps=4, num_stages=4,
     )  # fmt: skip
     _sum_chosen[(num_rows, triton.cdiv(hidden, 1024))](
-        outputs, summed, HIDDEN=hidden, CHOSEN=num_chosen, BLOCK=1024, **launch_options(x.device), num_warps=4
-    )
+        outputs, choice.experts, summed,
+        **own, HIDDEN=hidden, CHOSEN=num_chosen, BLOCK=1024, **launch_options(x.device), num_warps=4,
+    )  # fmt: skip
     return summed
 
 
-def run_experts_reference(x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor) -> Tensor:
+def run_experts_reference(x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor, first_expert: int = 0) -> Tensor:
     """The same in the arithmetic of its inputs, row by row."""
     rows = []
     for row, experts, weights in zip(x, choice.experts.long(), choice.weights.to(x.dtype), strict=True):
-        gate, up = (gate_up[experts] @ row).chunk(2, -1)
-        rows.append(torch.einsum("cw,cwh,c->h", F.silu(gate) * up, down[experts], weights))
+        is_here = (experts >= first_expert) & (experts < first_expert + len(down))
+        here = experts[is_here] - first_expert
+        gate, up = (gate_up[here] @ row).chunk(2, -1)
+        rows.append(torch.einsum("cw,cwh,c->h", F.silu(gate) * up, down[here], weights[is_here]))
     return torch.stack(rows)
 
 
@@ -167,7 +173,7 @@ def _choose(
     return Choice(experts, weights)
 
 
-def _place_entries(experts: Tensor, num_experts: int) -> _Tiles:
+def _place_entries(experts: Tensor, first_expert: int, num_experts: int) -> _Tiles:
     num_rows, num_chosen = experts.shape
     num_entries = num_rows * num_chosen
     # A row's experts differ, so no expert has more entries than there are rows.
@@ -181,8 +187,9 @@ def _place_entries(experts: Tensor, num_experts: int) -> _Tiles:
             entries,
             counts,
             num_entries,
+            FIRST_EXPERT=first_expert,
             EXPERTS=num_experts,
-            # One bin more is for what is no entry.
+            # One bin more is for what is no entry, or another rank's.
             BINS=triton.next_power_of_2(num_experts + 1),
             TILE_ROWS=tile_rows,
             BLOCK=_ENTRY_BLOCK,
@@ -283,6 +290,7 @@ def _place_entries_of_block(
     entries,
     counts,
     num_entries,
+    FIRST_EXPERT: tl.constexpr,
     EXPERTS: tl.constexpr,
     BINS: tl.constexpr,
     TILE_ROWS: tl.constexpr,
@@ -297,11 +305,11 @@ def _place_entries_of_block(
     block = tl.program_id(0)
     lane = tl.arange(0, BLOCK)
     entry = block * BLOCK + lane
-    own = tl.load(experts + entry, mask=entry < num_entries, other=EXPERTS)
+    own = _own_expert(experts + entry, entry < num_entries, FIRST_EXPERT, EXPERTS)
     histogram = tl.zeros([BINS], tl.int32)
     before = tl.zeros([BLOCK], tl.int32)
     for start in range(0, num_entries, BLOCK):
-        other = tl.load(experts + start + lane, mask=start + lane < num_entries, other=EXPERTS)
+        other = _own_expert(experts + start + lane, start + lane < num_entries, FIRST_EXPERT, EXPERTS)
         histogram += tl.histogram(other, BINS)
         if start <= block * BLOCK:
             is_before = (own[:, None] == other[None, :]) & ((start + lane)[None, :] < entry[:, None])
@@ -310,23 +318,30 @@ def _place_entries_of_block(
     padded = tl.where(bins < EXPERTS, (histogram + TILE_ROWS - 1) // TILE_ROWS * TILE_ROWS, 0)
     first = tl.cumsum(padded, 0) - padded
     place = tl.gather(first, own, 0) + before
-    tl.store(entries + place, entry, mask=entry < num_entries)
+    tl.store(entries + place, entry, mask=own < EXPERTS)
     if block == 0:
         tl.store(counts + bins, histogram, mask=bins < EXPERTS)
 
 
 @triton.jit
+def _own_expert(places, is_entry, FIRST_EXPERT: tl.constexpr, EXPERTS: tl.constexpr):
+    """Experts as they are counted here: EXPERTS is none of them."""
+    own = tl.load(places, mask=is_entry, other=FIRST_EXPERT + EXPERTS) - FIRST_EXPERT
+    return tl.where((own >= 0) & (own < EXPERTS), own, EXPERTS)
+
+
+@triton.jit
 def _tile_entries(
-    experts, entries, counts, EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, IS_ONE_ROW: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    experts, entries, counts, FIRST_EXPERT: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr,
+    IS_ONE_ROW: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """This program's expert, entries and how many they are; none of the latter where there is no such tile."""
     tile = tl.program_id(1)
     lane = tl.arange(0, BLOCK_M)
     if IS_ONE_ROW:
         # Each entry is a tile.
-        expert = tl.load(experts + tile)
-        num = 1
+        expert = _own_expert(experts + tile, True, FIRST_EXPERT, EXPERTS)
+        num = (expert < EXPERTS).to(tl.int32)
         entry = tile + lane * 0
     else:
         index = tl.arange(0, BLOCK_EXPERTS)
@@ -350,6 +365,7 @@ def _gate_up_tile(
     entries,
     counts,
     activated,
+    FIRST_EXPERT: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -366,7 +382,9 @@ def _gate_up_tile(
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    expert, entry, num = _tile_entries(experts, entries, counts, EXPERTS, BLOCK_EXPERTS, IS_ONE_ROW, BLOCK_M)
+    expert, entry, num = _tile_entries(
+        experts, entries, counts, FIRST_EXPERT, EXPERTS, BLOCK_EXPERTS, IS_ONE_ROW, BLOCK_M
+    )
     if num <= 0:
         return
     is_entry = tl.arange(0, BLOCK_M) < num
@@ -398,6 +416,7 @@ def _down_tile(
     entries,
     counts,
     outputs,
+    FIRST_EXPERT: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -414,7 +433,9 @@ def _down_tile(
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    expert, entry, num = _tile_entries(experts, entries, counts, EXPERTS, BLOCK_EXPERTS, IS_ONE_ROW, BLOCK_M)
+    expert, entry, num = _tile_entries(
+        experts, entries, counts, FIRST_EXPERT, EXPERTS, BLOCK_EXPERTS, IS_ONE_ROW, BLOCK_M
+    )
     if num <= 0:
         return
     is_entry = tl.arange(0, BLOCK_M) < num
@@ -434,8 +455,9 @@ def _down_tile(
 
 @triton.jit
 def _sum_chosen(
-    outputs, summed, HIDDEN: tl.constexpr, CHOSEN: tl.constexpr, BLOCK: tl.constexpr, MAY_OVERLAP: tl.constexpr
-):
+    outputs, experts, summed, FIRST_EXPERT: tl.constexpr, EXPERTS: tl.constexpr, HIDDEN: tl.constexpr,
+    CHOSEN: tl.constexpr, BLOCK: tl.constexpr, MAY_OVERLAP: tl.constexpr,
+):  # fmt: skip
     """A row's entries added up."""
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -445,5 +467,8 @@ def _sum_chosen(
     is_column = column < HIDDEN
     total = tl.zeros([BLOCK], tl.float32)
     for index in tl.static_range(CHOSEN):
-        total += tl.load(outputs + (row * CHOSEN + index) * HIDDEN + column, mask=is_column, other=0.0).to(tl.float32)
+        entry = row * CHOSEN + index
+        is_here = _own_expert(experts + entry, True, FIRST_EXPERT, EXPERTS) < EXPERTS
+        values = tl.load(outputs + entry * HIDDEN + column, mask=is_column & is_here, other=0.0)
+        total += values.to(tl.float32)
     tl.store(summed + row * HIDDEN + column, total.to(summed.dtype.element_ty), mask=is_column)

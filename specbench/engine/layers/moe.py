@@ -3,10 +3,14 @@
 Shared experts, where a model has them, are the last experts of one stack and are chosen for every token. On a CPU few
 tokens run through all experts as one wide MLP (three large operations); many are sorted by expert. On a GPU kernels
 place tokens by expert, and very many are sorted. All ways give the same sums.
+
+Ranks share experts by width, each having a part of every expert, or have whole ones. Of shared experts each has a part
+of the width either way: every token chooses them.
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -91,59 +95,95 @@ def _logits_on_gpu(x: Tensor, weight: Tensor) -> Tensor:
     return router_logits(x, weight) if len(x) <= MAX_ROUTER_ROWS else F.linear(x.float(), weight)
 
 
+class ExpertStack:
+    """Experts of one width that lie together: all of them, or those that this rank has."""
+
+    def __init__(
+        self, gate_up: Tensor, down: Tensor, num_chosen: float, first_expert: int = 0, *, are_all: bool = True
+    ) -> None:
+        """num_chosen: how many of these a token chooses on average. first_expert: the router's id of the first.
+        are_all: there are no others."""
+        #: [experts, 2 * width, hidden], gates first
+        self.gate_up = gate_up
+        #: [experts, width, hidden]
+        self.down = down
+        self.first_expert = first_expert
+        self._are_all = are_all
+        self.num_experts, self.width, hidden = down.shape
+        wasted_macs = max(int((self.num_experts - num_chosen) * 3 * self.width * hidden), 1)
+        #: Most tokens that run through all of these.
+        self._max_dense_tokens = _MAX_WASTED_MACS // wasted_macs
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """[T, hidden], [T, chosen], [T, chosen] fp32 -> [T, hidden]: what these experts add."""
+        run = self.dense if x.shape[0] <= self._max_dense_tokens else self.grouped
+        return run(x, chosen, weights)
+
+    def dense(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Every expert for every token; those not chosen weigh nothing."""
+        # chosen, weights: [T, chosen]
+        num_tokens = x.shape[0]
+        # A column behind the last expert takes what others' weigh.
+        weight_of = weights.new_zeros(num_tokens, self.num_experts + (not self._are_all))
+        weight_of = weight_of.scatter_(1, self._places(chosen), weights)[:, : self.num_experts].to(x.dtype)
+        gate_up = F.linear(x, self.gate_up.flatten(0, 1)).view(num_tokens, self.num_experts, 2, self.width)
+        activated = F.silu(gate_up[:, :, 0]) * gate_up[:, :, 1] * weight_of.unsqueeze(-1)
+        return activated.view(num_tokens, -1) @ self.down.flatten(0, 1)
+
+    def grouped(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Tokens sorted by expert, one product per expert."""
+        # chosen, weights: [T, chosen]
+        num_chosen = chosen.shape[1]
+        places = self._places(chosen)
+        by_expert, order = places.flatten().sort(stable=True)
+        experts = torch.arange(self.num_experts, device=x.device)
+        ends = torch.searchsorted(by_expert, experts, right=True).to(torch.int32)
+        gate_up = F.grouped_mm(x[order // num_chosen], self.gate_up.transpose(1, 2), offs=ends)
+        gate, up = gate_up.chunk(2, -1)
+        activated = F.silu(gate) * up * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
+        outputs = F.grouped_mm(activated, self.down, offs=ends)
+        in_order = torch.empty_like(outputs)
+        in_order[order] = outputs
+        in_order = in_order.view(-1, num_chosen, x.shape[1])
+        if not self._are_all:  # no product writes the rows of others
+            in_order.masked_fill_((places == self.num_experts).unsqueeze(-1), 0.0)
+        return in_order.sum(1)
+
+    def _places(self, chosen: Tensor) -> Tensor:
+        """Expert ids -> places in this stack; behind its last one for an expert that is not in it."""
+        if self._are_all:
+            return chosen
+        places = chosen - self.first_expert
+        return places.where((places >= 0) & (places < self.num_experts), self.num_experts)
+
+
 class MixtureOfExperts:
     """sum over chosen experts of weight * down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, router: Router, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, router: Router, *stacks: ExpertStack) -> None:
+        """stacks: an expert is in one of them, or on another rank."""
         self._router = router
-        #: [experts, 2 * width, hidden], gates first
-        self._gate_up = gate_up
-        #: [experts, width, hidden]
-        self._down = down
-        self._num_experts, self._width, hidden = down.shape
-        wasted_macs = max((self._num_experts - router.num_chosen) * 3 * self._width * hidden, 1)
-        #: Most tokens that run through all experts.
-        self._max_dense_tokens = _MAX_WASTED_MACS // wasted_macs
+        self._stacks = stacks
 
     def __call__(self, x: Tensor) -> Tensor:
         # x: [T, hidden]
         if x.is_cuda:
             return self._on_gpu(x)
         chosen, weights = self._router(x)
-        if x.shape[0] <= self._max_dense_tokens:
-            return self.dense(x, chosen, weights)
-        return self.grouped(x, chosen, weights)
+        return reduce(torch.add, (stack(x, chosen, weights) for stack in self._stacks))
 
     def _on_gpu(self, x: Tensor) -> Tensor:
-        from specbench.engine.kernels.experts import MAX_ROWS, run_experts
+        from specbench.engine.kernels.experts import MAX_ROWS
 
         if len(x) > MAX_ROWS and x.dtype == torch.bfloat16:  # in which alone torch has grouped products
-            return self.grouped(x, *self._router(x))
-        outputs = [
-            run_experts(rows, self._router.choose_on_gpu(rows), self._gate_up, self._down) for rows in x.split(MAX_ROWS)
-        ]
+            chosen, weights = self._router(x)
+            return reduce(torch.add, (stack.grouped(x, chosen, weights) for stack in self._stacks))
+        outputs = [self._by_kernels(rows) for rows in x.split(MAX_ROWS)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
-    def dense(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Every expert for every token; those not chosen weigh nothing."""
-        # chosen, weights: [T, chosen]
-        num_tokens = x.shape[0]
-        weight_of = weights.new_zeros(num_tokens, self._num_experts).scatter_(1, chosen, weights).to(x.dtype)
-        gate_up = F.linear(x, self._gate_up.flatten(0, 1)).view(num_tokens, self._num_experts, 2, self._width)
-        activated = F.silu(gate_up[:, :, 0]) * gate_up[:, :, 1] * weight_of.unsqueeze(-1)
-        return activated.view(num_tokens, -1) @ self._down.flatten(0, 1)
+    def _by_kernels(self, x: Tensor) -> Tensor:
+        from specbench.engine.kernels.experts import run_experts
 
-    def grouped(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Tokens sorted by expert, one product per expert."""
-        # chosen, weights: [T, chosen]
-        num_chosen = chosen.shape[1]
-        by_expert, order = chosen.flatten().sort(stable=True)
-        experts = torch.arange(self._num_experts, device=x.device)
-        ends = torch.searchsorted(by_expert, experts, right=True).to(torch.int32)
-        gate_up = F.grouped_mm(x[order // num_chosen], self._gate_up.transpose(1, 2), offs=ends)
-        gate, up = gate_up.chunk(2, -1)
-        activated = F.silu(gate) * up * weights.flatten()[order].unsqueeze(-1).to(x.dtype)
-        outputs = F.grouped_mm(activated, self._down, offs=ends)
-        in_order = torch.empty_like(outputs)
-        in_order[order] = outputs
-        return in_order.view(-1, num_chosen, x.shape[1]).sum(1)
+        choice = self._router.choose_on_gpu(x)
+        runs = (run_experts(x, choice, stack.gate_up, stack.down, stack.first_expert) for stack in self._stacks)
+        return reduce(torch.add, runs)

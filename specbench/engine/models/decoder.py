@@ -21,7 +21,7 @@ from specbench.engine.layers.huge_pages import use_huge_pages
 from specbench.engine.layers.linear import Matrix, can_pack, make_linear
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.mlp import GatedMLP
-from specbench.engine.layers.moe import MixtureOfExperts, SoftmaxRouter
+from specbench.engine.layers.moe import ExpertStack, MixtureOfExperts, SoftmaxRouter
 from specbench.engine.layers.norm import RMSNorm
 from specbench.engine.layers.parallel import Vocabulary
 from specbench.engine.layers.rotary import RotaryEmbedding, Rotation
@@ -139,14 +139,17 @@ def _read_experts(experts: ExpertShape, weights: WeightReader, prefix: str) -> M
     router = SoftmaxRouter(
         weights.read(prefix + "gate.weight", torch.float32), experts.num_experts_per_token, experts.is_renormalised
     )
-    names = [f"{prefix}experts.{expert}." for expert in range(experts.num_experts)]
+    names = [f"{prefix}experts.{expert}." for expert in experts.own]
     gate_up = weights.read_rows([f"{name}{half}_proj.weight" for name in names for half in ("gate", "up")])
     down = weights.read_rows([f"{name}down_proj.weight" for name in names])
-    return MixtureOfExperts(
-        router,
-        gate_up.unflatten(0, (experts.num_experts, -1)),
-        down.unflatten(0, (experts.num_experts, -1)).transpose(1, 2).contiguous(),
+    stack = ExpertStack(
+        gate_up.unflatten(0, (len(names), -1)),
+        down.unflatten(0, (len(names), -1)).transpose(1, 2).contiguous(),
+        experts.num_experts_per_token * len(names) / experts.num_experts,
+        experts.own.start,
+        are_all=len(names) == experts.num_experts,
     )
+    return MixtureOfExperts(router, stack)
 
 
 class DecoderModel:

@@ -30,6 +30,8 @@ class ExpertShape:
 
     num_experts: int
     num_experts_per_token: int
+    #: Those that are read: all, or a rank's.
+    own: range
     width: int
     #: Whether the weights of the chosen experts are made to sum to 1.
     is_renormalised: bool
@@ -69,6 +71,10 @@ class DecoderConfig:
     num_table_rows: int
     #: MTP modules in the checkpoint.
     num_modules: int = 0
+
+    @property
+    def has_experts(self) -> bool:
+        return any(self.experts)
 
     @property
     def num_layers(self) -> int:
@@ -148,8 +154,13 @@ def shard_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
     heads = SplitCount(config.num_heads, "attention heads")
     kv_heads = SplitCount(config.num_kv_heads, "key-value heads", is_replicable=True)
     dense = SplitCount(config.dense_width, "columns of the MLP")
-    widths = {each.width for each in config.experts if each is not None}
-    experts = [SplitCount(width, "columns of an expert", unit=8) for width in sorted(widths)]
+    shapes = dict.fromkeys(each for each in config.experts if each is not None)
+    experts = [
+        SplitCount(each.num_experts, "experts")
+        if shard.whole_experts
+        else SplitCount(each.width, "columns of an expert", unit=8)
+        for each in shapes
+    ]
     has_dense = config.num_modules > 0 or any(each is None for each in config.experts)
     check_split([heads, kv_heads, *([dense] if has_dense else []), *experts], shard.size)
     start, stop = shard.range_of(config.vocab_size)
@@ -158,9 +169,15 @@ def shard_config(config: DecoderConfig, shard: Shard) -> DecoderConfig:
         num_heads=heads.share(shard.size),
         num_kv_heads=kv_heads.share(shard.size),
         dense_width=dense.share(shard.size),
-        experts=tuple(each and replace(each, width=each.width // shard.size) for each in config.experts),
+        experts=tuple(each and _own_experts(each, shard) for each in config.experts),
         num_table_rows=stop - start,
     )
+
+
+def _own_experts(experts: ExpertShape, shard: Shard) -> ExpertShape:
+    if shard.whole_experts:
+        return replace(experts, own=shard.experts_of(experts.num_experts))
+    return replace(experts, width=experts.width // shard.size)
 
 
 Shapes = dict[str, tuple[int, ...]]
@@ -226,7 +243,7 @@ def dense_shapes(config: DecoderConfig, prefix: str) -> Shapes:
 
 def _expert_shapes(hidden: int, experts: ExpertShape, prefix: str) -> Shapes:
     shapes: Shapes = {prefix + "mlp.gate.weight": (experts.num_experts, hidden)}
-    for expert in range(experts.num_experts):
+    for expert in experts.own:
         shapes |= _mlp_shapes(hidden, experts.width, f"{prefix}mlp.experts.{expert}.")
     return shapes
 

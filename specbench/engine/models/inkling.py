@@ -25,7 +25,7 @@ from specbench.engine.layers.embedding import Embedding, LogitsHead, num_head_ro
 from specbench.engine.layers.linear import Linear
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.mlp import GatedMLP, deinterleave
-from specbench.engine.layers.moe import MixtureOfExperts, SharedExpertRouter
+from specbench.engine.layers.moe import ExpertStack, MixtureOfExperts, SharedExpertRouter
 from specbench.engine.layers.norm import RMSNorm
 from specbench.engine.layers.parallel import Vocabulary
 from specbench.engine.layers.short_conv import ShortConv
@@ -174,19 +174,24 @@ def _read_experts(config: InklingConfig, weights: WeightReader, prefix: str) -> 
         config.num_shared_experts,
         config.route_scale * weights.read(prefix + "gate.global_scale", torch.float32),
     )
-    gate_up = torch.cat(
-        (
-            deinterleave(weights.read(prefix + "experts.w13_weight")),
-            deinterleave(weights.read(prefix + "shared_experts.shared_w13_weight")),
-        )
-    )
-    down = torch.cat(
-        (
-            weights.read(prefix + "experts.w2_weight").transpose(1, 2),
-            weights.read(prefix + "shared_experts.shared_w2_weight").transpose(1, 2),
-        )
-    ).contiguous()
-    return MixtureOfExperts(router, gate_up, down)
+    names = [
+        (prefix + "experts.w13_weight", prefix + "experts.w2_weight"),
+        (prefix + "shared_experts.shared_w13_weight", prefix + "shared_experts.shared_w2_weight"),
+    ]
+    own = config.own_experts
+    if len(own) == config.num_experts:  # all have one width, and lie in one stack
+        return MixtureOfExperts(router, ExpertStack(*_read_stack(weights, names), router.num_chosen))
+    num_chosen = config.num_experts_per_token * len(own) / config.num_experts
+    routed = ExpertStack(*_read_stack(weights, names[:1]), num_chosen, own.start, are_all=False)
+    shared = ExpertStack(*_read_stack(weights, names[1:]), config.num_shared_experts, config.num_experts, are_all=False)
+    return MixtureOfExperts(router, routed, shared)
+
+
+def _read_stack(weights: WeightReader, names: Sequence[tuple[str, str]]) -> tuple[Tensor, Tensor]:
+    """gate_up [experts, 2 * width, hidden], gates first, and down [experts, width, hidden] of experts in several
+    tensors."""
+    gate_up = torch.cat([deinterleave(weights.read(name)) for name, _ in names])
+    return gate_up, torch.cat([weights.read(name).transpose(1, 2) for _, name in names]).contiguous()
 
 
 def _fold_divisor(unembedding: Tensor, divisor: float) -> float:

@@ -100,6 +100,9 @@ class InklingConfig:
     num_experts: int
     num_experts_per_token: int
     num_shared_experts: int
+    #: Of the routed experts those that are read: all, or a rank's. Shared experts are split by width in any case.
+    own_experts: range
+    shared_expert_width: int
     route_scale: float
     #: Hidden states are divided by it before the head (muP).
     logits_divisor: float
@@ -116,6 +119,10 @@ class InklingConfig:
     def is_tied(self) -> bool:
         """Whether the head is the token table."""
         return False
+
+    @property
+    def has_experts(self) -> bool:
+        return any(self.sparse_layers)
 
     @property
     def num_layers(self) -> int:
@@ -180,6 +187,8 @@ def parse_config(checkpoint: Checkpoint) -> InklingConfig:
         num_experts=text.number("n_routed_experts"),
         num_experts_per_token=text.number("num_experts_per_tok"),
         num_shared_experts=text.number("n_shared_experts"),
+        own_experts=range(text.number("n_routed_experts")),
+        shared_expert_width=expert_width,
         route_scale=text.number("route_scale"),
         logits_divisor=text.number("logits_mup_width_multiplier"),
         local_modules=local_modules,
@@ -299,8 +308,9 @@ def shard_config(config: InklingConfig, shard: Shard) -> InklingConfig:
     }
     dense = SplitCount(config.dense_width, "columns of a dense MLP")
     expert = SplitCount(config.expert_width, "columns of an expert", unit=8)
+    experts = [SplitCount(config.num_experts, "experts")] if shard.whole_experts else []
     channels = SplitCount(config.hidden_size, "channels of a convolution")
-    check_split([*heads.values(), *kv_heads.values(), dense, expert, channels], shard.size)
+    check_split([*heads.values(), *kv_heads.values(), dense, expert, *experts, channels], shard.size)
 
     def share_of(kind: str) -> AttentionShape:
         own_heads, own_kv_heads = heads[kind].share(shard.size), kv_heads[kind].share(shard.size)
@@ -314,7 +324,9 @@ def shard_config(config: InklingConfig, shard: Shard) -> InklingConfig:
         local_attention=share_of("local"),
         conv_channels=channels.share(shard.size),
         dense_width=dense.share(shard.size),
-        expert_width=expert.share(shard.size),
+        expert_width=config.expert_width if shard.whole_experts else expert.share(shard.size),
+        own_experts=shard.experts_of(config.num_experts),
+        shared_expert_width=expert.share(shard.size),
     )
 
 
@@ -429,14 +441,14 @@ def _dense_shapes(config: InklingConfig, prefix: str) -> Shapes:
 
 
 def _sparse_shapes(config: InklingConfig, prefix: str) -> Shapes:
-    hidden, width = config.hidden_size, config.expert_width
-    routed, shared = config.num_experts, config.num_shared_experts
+    hidden, width, shared_width = config.hidden_size, config.expert_width, config.shared_expert_width
+    routed, shared, own = config.num_experts, config.num_shared_experts, len(config.own_experts)
     return {
         prefix + "mlp.gate.weight": (routed + shared, hidden),
         prefix + "mlp.gate.bias": (routed,),
         prefix + "mlp.gate.global_scale": (1,),
-        prefix + "mlp.experts.w13_weight": (routed, 2 * width, hidden),
-        prefix + "mlp.experts.w2_weight": (routed, hidden, width),
-        prefix + "mlp.shared_experts.shared_w13_weight": (shared, 2 * width, hidden),
-        prefix + "mlp.shared_experts.shared_w2_weight": (shared, hidden, width),
+        prefix + "mlp.experts.w13_weight": (own, 2 * width, hidden),
+        prefix + "mlp.experts.w2_weight": (own, hidden, width),
+        prefix + "mlp.shared_experts.shared_w13_weight": (shared, 2 * shared_width, hidden),
+        prefix + "mlp.shared_experts.shared_w2_weight": (shared, hidden, shared_width),
     }

@@ -40,6 +40,11 @@ class ModelConfig(Protocol):
         ...
 
     @property
+    def has_experts(self) -> bool:
+        """Whether any layer is a mixture of experts."""
+        ...
+
+    @property
     def num_modules(self) -> int:
         """MTP modules in the checkpoint."""
         ...

@@ -55,8 +55,10 @@ def windowed_layers(config: ConfigSection, num_layers: int) -> tuple[bool, ...]:
 
 def _experts(config: ConfigSection, num_layers: int) -> tuple[ExpertShape | None, ...]:
     """Experts in every decoder_sparse_step-th layer, those of mlp_only_layers left out."""
+    num_experts = config.number("num_experts", "num_local_experts")
     shape = ExpertShape(
-        num_experts=config.number("num_experts", "num_local_experts"),
+        num_experts=num_experts,
+        own=range(num_experts),
         num_experts_per_token=config.count("num_experts_per_tok"),
         width=config.count("moe_intermediate_size"),
         is_renormalised=config.flag("norm_topk_prob"),

@@ -12,8 +12,10 @@ from specbench.engine.checkpoints.weights import WeightReader
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.memory import MemoryPlan, plan_memory
 from specbench.engine.llm_engine import LLMEngine, plan_engine_memory
+from specbench.engine.shard import Shard
 from specbench.errors import UserError
 from tests.engine.harness import engine_config, run, token_request
+from tests.engine.ranks import rank_alone
 from tests.engine.tiny_inkling import build_tiny_inkling
 
 
@@ -26,6 +28,19 @@ def tensor_bytes(owner: object) -> int:
     """Of all its tensors; views of one count once."""
     storages = [value.untyped_storage() for value in vars(owner).values() if isinstance(value, torch.Tensor)]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def kept_readers(monkeypatch: pytest.MonkeyPatch) -> list[WeightReader]:
+    """Fills with every reader that is made."""
+    readers: list[WeightReader] = []
+    initialise = WeightReader.__init__
+
+    def kept(self: WeightReader, *arguments: object) -> None:
+        initialise(self, *arguments)
+        readers.append(self)
+
+    monkeypatch.setattr(WeightReader, "__init__", kept)
+    return readers
 
 
 CASES = [
@@ -42,14 +57,7 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_predicted_bytes_are_the_allocated_bytes(folder: Path, monkeypatch: pytest.MonkeyPatch, case: dict):
-    readers: list[WeightReader] = []
-    initialise = WeightReader.__init__
-
-    def kept(self: WeightReader, *arguments: object) -> None:
-        initialise(self, *arguments)
-        readers.append(self)
-
-    monkeypatch.setattr(WeightReader, "__init__", kept)
+    readers = kept_readers(monkeypatch)
     config = engine_config(folder, **case, max_num_seqs=3, max_num_batched_tokens=64)
     predicted = plan_engine_memory(config)
     assert not readers, "a prediction reads no weight"
@@ -70,6 +78,29 @@ def test_predicted_bytes_are_the_allocated_bytes(folder: Path, monkeypatch: pyte
     assert lines["proposer_buffers"] == proposer_bytes
     assert lines["logits"] == most_logits_bytes(engine, monkeypatch)
     assert predicted.total_bytes == sum(lines.values())
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("whole_experts", [False, True])
+def test_predicted_bytes_of_a_rank_are_the_allocated_bytes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, rank: int, whole_experts: bool
+):
+    """Loading has no collectives: one rank loads by itself."""
+    readers = kept_readers(monkeypatch)
+    config = engine_config(folder, 3, shard=Shard(rank, 2, whole_experts), max_num_seqs=3)
+    predicted = plan_engine_memory(config)
+    engine = LLMEngine(config, parallel=rank_alone(config.shard))
+    assert predicted == engine.memory
+    lines = predicted.lines
+    assert lines["target_weights"] == readers[0].num_bytes
+    assert lines["draft_weights"] == readers[1].num_bytes
+    assert lines["target_weights"] < plan_engine_memory(engine_config(folder, 3)).lines["target_weights"] * 0.6
+    streams = [stream for pool in engine.caches.values() for layer in pool.layers for stream in layer]
+    cache_lines = [lines[f"{owner}_{kind}"] for owner in ("target", "draft") for kind in ("kv", "conv")]
+    assert sum(cache_lines) == sum(stream.nbytes for stream in streams)
+    state = engine.runner.state
+    assert lines["request_rows"] == tensor_bytes(state) + tensor_bytes(state.sampling)
+    assert lines["proposer_buffers"] == tensor_bytes(engine.runner.proposer)
 
 
 def most_logits_bytes(engine: LLMEngine, monkeypatch: pytest.MonkeyPatch) -> int:

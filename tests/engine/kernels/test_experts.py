@@ -63,26 +63,58 @@ def test_ties_go_to_the_lowest_expert() -> None:
     assert choice.experts.tolist() == [[0, 1]]
 
 
-def check_run(num_rows: int, num_experts: int, num_chosen: int, width: int, hidden: int, dtype: torch.dtype) -> None:
+def check_run(
+    num_rows: int,
+    num_experts: int,
+    num_chosen: int,
+    width: int,
+    hidden: int,
+    dtype: torch.dtype,
+    own: slice = slice(None),
+) -> None:
+    """own: the experts that are here."""
     x = torch.randn(num_rows, hidden).to(DEVICE, dtype)
     gate_up = (torch.randn(num_experts, 2 * width, hidden) / hidden**0.5).to(DEVICE, dtype)
     down = (torch.randn(num_experts, width, hidden) / width**0.5).to(DEVICE, dtype)
     # Some experts are popular, some are never chosen.
     logits = torch.randn(num_rows, num_experts, device=DEVICE) + torch.linspace(0, 6, num_experts, device=DEVICE)
     choice = choose_by_softmax(logits, num_chosen, is_renormalised=True)
+    gate_up, down, first = gate_up[own], down[own], own.start or 0
     torch.use_deterministic_algorithms(True)  # outputs are NaN until they are written
     try:
-        output = run_experts(x, choice, gate_up, down)
+        output = run_experts(x, choice, gate_up, down, first)
     finally:
         torch.use_deterministic_algorithms(False)
-    expected = run_experts_reference(x.double(), choice, gate_up.double(), down.double())
+    expected = run_experts_reference(x.double(), choice, gate_up.double(), down.double(), first)
     assert output.isfinite().all()
-    assert float((output.double() - expected).norm() / expected.norm()) < (1e-6 if dtype == torch.float32 else 8e-3)
+    difference, tolerance = (output.double() - expected).norm(), 1e-6 if dtype == torch.float32 else 8e-3
+    assert difference <= tolerance * expected.norm()
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 47])
 def test_run(num_rows: int) -> None:
     check_run(num_rows, 6, 3, 20, 36, torch.float32)
+
+
+@pytest.mark.parametrize("own", [slice(0, 3), slice(3, 6), slice(4, 6)])
+@pytest.mark.parametrize("num_rows", [1, 2, 47])
+def test_entries_of_other_ranks_experts_are_left_out(num_rows: int, own: slice) -> None:
+    check_run(num_rows, 6, 3, 20, 36, torch.float32, own)
+
+
+def test_a_row_that_chose_no_expert_here_gets_nothing() -> None:
+    choice = Choice(torch.tensor([[4, 5]], device=DEVICE, dtype=torch.int32), torch.ones(1, 2, device=DEVICE))
+    gate_up, down = torch.randn(3, 16, 8, device=DEVICE), torch.randn(3, 8, 8, device=DEVICE)
+    assert run_experts(torch.randn(1, 8, device=DEVICE), choice, gate_up, down).eq(0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("own", [slice(0, 33), slice(33, 66)])
+@pytest.mark.parametrize("num_rows", [1, 2, 144, 1000])
+def test_run_of_one_ranks_experts_on_a_gpu(num_rows: int, own: slice, dtype: torch.dtype) -> None:
+    check_run(num_rows, 66, 8, 256, 512, dtype, own)
 
 
 @pytest.mark.gpu
