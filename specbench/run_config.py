@@ -694,8 +694,6 @@ def _check_across_groups(config: RunConfig) -> None:
         )
     if config.model.trust_remote_code:
         raise UserError("model.trust_remote_code: no checkpoint's code is ever run by engine=embedded; leave it false")
-    if config.model.quantised_weights == "keep" and config.parallel.tensor_parallel_size > 1:
-        raise UserError("model.quantised_weights: codes are not shared between devices; say dequantise")
     if config.model.checkpoint is None and config.model.load == "random":
         raise UserError(
             "model.checkpoint: random weights need a shape; name a folder with config.json, or one of specbench's own: "

@@ -21,6 +21,7 @@ from specbench.engine.parallel_engine import ParallelEngine
 from specbench.engine.shard import Shard
 from specbench.errors import UserError
 from specbench.generate import GenerateRequest, GenerateResult
+from tests.engine.checkpoints.quantised_decoders import build_quantised_qwen3
 from tests.engine.content.prompts import AUDIO_TOKENS, audio_request, clip, draw
 from tests.engine.harness import engine_config, make_engine, run, token_request
 from tests.engine.models.test_mimo import build_tiny_mimo
@@ -135,6 +136,20 @@ def test_whole_experts(engines: Engines, folders: dict[str, Path], family: str, 
     long = token_request("long", [2 + place % 50 for place in range(150)], 8)
     fields |= {"max_model_len": 256, "shard": WHOLE_EXPERTS}
     check_same(engines, folders[family], k, [*mixed_requests(), long], **fields)
+
+
+@pytest.mark.parametrize("quantisation", ["fp8", pytest.param("nvfp4", marks=pytest.mark.slow)])
+def test_codes_that_stay(engines: Engines, tmp_path: Path, quantisation: str) -> None:
+    """Slices of codes and scales, multiplied in Triton's interpreter; what is held is what was predicted."""
+    folder = build_quantised_qwen3(tmp_path, quantisation)
+    fields: dict[str, Any] = {"quantised_weights": "keep", "attention_backend": "triton"}
+    requests = [token_request("0", [5, 9], 2)]
+    check_same(engines, folder, 0, requests, **fields)
+    engine = start(engines, folder, 0, **fields)
+    one_rank = make_engine(folder, **fields)
+    weights = engine.memory.fixed_bytes["target_weights"]
+    assert engine.model.num_bytes == weights < 0.6 * one_rank.memory.fixed_bytes["target_weights"]
+    engine.close()
 
 
 def test_padded_steps_and_one_ahead(engines: Engines, folders: dict[str, Path]) -> None:

@@ -21,7 +21,8 @@ from torch import Tensor
 from specbench.engine.checkpoints.tensor_entry import TensorEntry
 from specbench.errors import UserError
 
-_TORCH_DTYPES = {
+#: Types as safetensors spells them.
+TORCH_DTYPES = {
     "F32": torch.float32,
     "BF16": torch.bfloat16,
     "F16": torch.float16,
@@ -62,7 +63,7 @@ class FileReader:
             self._read_staged(entry, descriptor, stored)
         else:
             self._fill(entry, descriptor, 0, stored)
-        return stored.view(_TORCH_DTYPES[entry.dtype]).view(entry.shape)
+        return stored.view(TORCH_DTYPES[entry.dtype]).view(entry.shape)
 
     def _read_staged(self, entry: TensorEntry, descriptor: int, stored: Tensor) -> None:
         if not self._stages:

@@ -91,11 +91,11 @@ def _can_be_kept(entry: TensorEntry) -> bool:
     return entry.dtype in (FP8, NVFP4) and len(entry.shape) == 2 and entry.shape[1] % FP8_BLOCK == 0
 
 
-def kept_bytes(entry: TensorEntry) -> int:
-    """Of a matrix in codes. FP8: a byte each, and a scale in fp32 for 128 of a row. NVFP4: half a byte each, a byte of
+def kept_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Of a matrix, or a rank's slice of one, in codes. FP8: a byte each, and a scale in fp32 for 128 of a row. NVFP4: half a byte each, a byte of
     scale for 16 of a row, and one in fp32 a row."""
-    num_rows, width = entry.shape
-    if entry.dtype == FP8:
+    num_rows, width = shape
+    if dtype == FP8:
         return num_rows * (width + 4 * width // FP8_BLOCK)
     return num_rows * (width // 2 + width // NVFP4_BLOCK + 4)
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.dequantise import dequantise, nvfp4_scale, scale_by_row
-from specbench.engine.checkpoints.file_reader import FileReader
+from specbench.engine.checkpoints.file_reader import TORCH_DTYPES, FileReader
 from specbench.engine.checkpoints.quantised import NVFP4
+from specbench.engine.checkpoints.quantised_slices import stored_slices
 from specbench.engine.checkpoints.random_weights import fill_at_random, random_fp8
 from specbench.engine.checkpoints.tensor_entry import TensorEntry
 from specbench.engine.layers.linear import Fp8Matrix, Matrix, Nvfp4Matrix
@@ -70,7 +71,7 @@ class WeightReader:
         """Matrices of one product, stacked as `read_rows` does; in codes where they are kept so."""
         if not self._tensors[names[0]].is_kept:
             return self.read_rows(names)
-        parts = [self._parts_of(self._tensors[name]) for name in names]
+        parts = [self._stored_parts(self._tensors[name], self._parts.get(name)) for name in names]
         if self._tensors[names[0]].dtype == NVFP4:
             return self._nvfp4_matrix(self._tensors[names[0]], parts)
         codes = torch.cat([part["codes"] for part in parts])
@@ -101,7 +102,7 @@ class WeightReader:
         if destination is None:
             destination = torch.empty(self._shape(name), dtype=dtype, device=self.device)
         self.num_bytes += destination.nbytes
-        if part is not None and (self._is_random or entry.parts is not None):
+        if part is not None and self._is_random:
             # The slice of what one rank alone would draw or hold: the same model on any number of ranks.
             whole = torch.empty(entry.shape, dtype=dtype, device=self.device)
             self._fill(entry, whole)
@@ -113,15 +114,23 @@ class WeightReader:
         return destination
 
     def _fill(self, entry: TensorEntry, destination: Tensor, part: Part | None = None) -> None:
-        """A whole tensor, or a part of one that is stored as it is."""
+        """A whole tensor, or a part of one that is not drawn."""
         if entry.parts is not None:
-            dequantise(self._parts_of(entry), destination)
+            self._fill_dequantised(entry, destination, part)
         elif self._is_random:
             fill_at_random(destination, entry.name)
         elif part is None:
             destination.copy_(self._read_stored(entry))
         else:
             self._fill_slice(entry, destination, part)
+
+    def _fill_dequantised(self, entry: TensorEntry, destination: Tensor, part: Part | None) -> None:
+        if part is not None and stored_slices(entry, part) is None:
+            whole = torch.empty(entry.shape, dtype=destination.dtype, device=self.device)
+            dequantise(self._stored_parts(entry, None), whole)
+            destination.copy_(whole[part.index])
+        else:
+            dequantise(self._stored_parts(entry, part), destination)
 
     def _fill_slice(self, entry: TensorEntry, destination: Tensor, part: Part) -> None:
         """A rank's slice of a tensor that is stored as it is. What lies together is all that is read; of a matrix's
@@ -138,12 +147,27 @@ class WeightReader:
                 stop = min(start + num_rows, entry.shape[0])
                 destination[start:stop].copy_(self._read_stored(entry.rows(start, stop))[part.index])
 
-    def _parts_of(self, entry: TensorEntry) -> dict[str, Tensor]:
-        """Codes and scales of a quantised weight."""
+    def _stored_parts(self, entry: TensorEntry, part: Part | None) -> dict[str, Tensor]:
+        """Codes and scales of a quantised weight, or of a slice of it that ends between blocks."""
         assert entry.parts is not None
+        slices = {} if part is None else stored_slices(entry, part)
+        assert slices is not None
         if self._is_random:
-            return random_fp8(entry.shape, entry.name, self.device)
-        return {role: self._read_stored(stored) for role, stored in entry.parts.items()}
+            drawn = random_fp8(entry.shape, entry.name, self.device)
+            return {role: tensor[slices[role].index] if role in slices else tensor for role, tensor in drawn.items()}
+        return {
+            role: self._read_slice(stored, slices[role]) if role in slices else self._read_stored(stored)
+            for role, stored in entry.parts.items()
+        }
+
+    def _read_slice(self, entry: TensorEntry, part: Part) -> Tensor:
+        """A slice of a tensor, in its stored type."""
+        if part.dim == 0:
+            return self._read_stored(entry.rows(part.start, part.stop))
+        shape = part.shape_of(entry.shape)
+        sliced = torch.empty(shape, dtype=TORCH_DTYPES[entry.dtype], device=self.device)
+        self._fill_slice(entry, sliced, part)
+        return sliced
 
     def _read_stored(self, entry: TensorEntry) -> Tensor:
         self._on_read(entry.num_bytes)

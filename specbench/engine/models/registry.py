@@ -13,6 +13,7 @@ from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.checks import ExpectedTensors, check_tensors
 from specbench.engine.checkpoints.quantised import imagined_fp8, keep_in_codes, kept_bytes
+from specbench.engine.checkpoints.quantised_slices import check_kept_slices
 from specbench.engine.checkpoints.tensor_entry import TensorEntry
 from specbench.engine.content.content_tokens import ContentTokens
 from specbench.engine.models import (
@@ -220,7 +221,9 @@ def num_parameters(checkpoint: Checkpoint) -> int:
 
 
 def _sharded_config(checkpoint: Checkpoint, shard: Shard) -> Any:
+    """A rank's share. UserError where there is none."""
     config = load_model_config(checkpoint)
+    check_kept_slices(checkpoint.tensors, weight_parts(config, config.num_modules, shard), shard)
     return FAMILIES[config.architecture].shard_config(config, shard)
 
 
@@ -250,8 +253,8 @@ def module_weight_bytes(checkpoint: Checkpoint, dtype: str, num_modules: int, sh
 
 def _saved_bytes(checkpoint: Checkpoint, expected: ExpectedTensors, size: int) -> int:
     """What keeping matrices in codes saves of the bytes of these tensors."""
-    entries = [checkpoint.tensors[name] for name in expected.required]
-    return sum(math.prod(entry.shape) * size - kept_bytes(entry) for entry in entries if entry.is_kept)
+    held = [(checkpoint.tensors[name], shape) for name, shape in expected.required.items()]
+    return sum(math.prod(shape) * size - kept_bytes(entry.dtype, shape) for entry, shape in held if entry.is_kept)
 
 
 def target_cache_groups(checkpoint: Checkpoint, dtype: str, shard: Shard = WHOLE) -> tuple[CacheGroupSpec, ...]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specbench.engine.checkpoints import dequantise as dequantise_module
 from specbench.engine.checkpoints.checkpoint import Checkpoint
-from specbench.engine.checkpoints.quantised import FP8, keep_in_codes, kept_bytes
+from specbench.engine.checkpoints.quantised import FP8, NVFP4, keep_in_codes, kept_bytes
 from specbench.engine.checkpoints.tensor_entry import TensorEntry
 from specbench.engine.checkpoints.weights import WeightReader
 from specbench.engine.kernels.fp8_linear import converted
@@ -213,7 +213,7 @@ def test_kept_codes_mean_what_dequantised_ones_do(scale: Tensor, tmp_path: Path)
     matrix = reader.read_matrix([PROJECTION])
     assert isinstance(matrix, Fp8Matrix) and matrix.scale.shape == (256, 3)
     torch.testing.assert_close(converted(matrix.codes, matrix.scale), dequantised, rtol=0, atol=0)
-    assert reader.num_bytes == kept_bytes(kept.tensors[PROJECTION]) == 256 * (384 + 12)
+    assert reader.num_bytes == kept_bytes(FP8, (256, 384)) == 256 * (384 + 12)
 
 
 @pytest.mark.parametrize("end", ["weight_scale_2", "weight_global_scale"])
@@ -233,7 +233,7 @@ def test_kept_nvfp4_codes_mean_what_dequantised_ones_do(end: str, tmp_path: Path
     assert isinstance(matrix, Nvfp4Matrix)
     meant = converted_nvfp4(matrix.codes, matrix.block_scale, matrix.row_scale)
     torch.testing.assert_close(meant, dequantised, rtol=1e-6, atol=0)
-    assert reader.num_bytes == kept_bytes(kept.tensors[PROJECTION]) == 64 * (128 + 16 + 4)
+    assert reader.num_bytes == kept_bytes(NVFP4, (64, 256)) == 64 * (128 + 16 + 4)
 
 
 PROJECTION = "model.layers.0.self_attn.o_proj.weight"
