@@ -92,8 +92,8 @@ def _can_be_kept(entry: TensorEntry) -> bool:
 
 
 def kept_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Of a matrix, or a rank's slice of one, in codes. FP8: a byte each, and a scale in fp32 for 128 of a row. NVFP4: half a byte each, a byte of
-    scale for 16 of a row, and one in fp32 a row."""
+    """Of a matrix, or a rank's slice of one, in codes. FP8: a byte each, and a scale in fp32 for 128 of a row. NVFP4:
+    half a byte each, a byte of scale for 16 of a row, and one in fp32 a row."""
     num_rows, width = shape
     if dtype == FP8:
         return num_rows * (width + 4 * width // FP8_BLOCK)
