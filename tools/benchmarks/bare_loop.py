@@ -71,6 +71,8 @@ class BareLoop:
             first_position=torch.full((self.batch_size,), start),
             num_live=None,
             block_tables={spec.name: table for spec in self.specs},
+            block_size=BLOCK_SIZE,
+            host=None,
         )
 
     @torch.inference_mode()

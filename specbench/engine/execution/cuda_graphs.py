@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -28,7 +29,9 @@ from specbench.engine.execution.features import FeatureBuffers
 from specbench.engine.execution.input_batch import InputBatch, padded_indices
 from specbench.engine.execution.stages import Forwarded, StepStages
 from specbench.engine.execution.step_results import StepResults
+from specbench.engine.layers.attention_backends.backend import AttentionBackend
 from specbench.engine.layers.features import StepFeatures
+from specbench.engine.layers.metadata import HostRows
 from specbench.engine.layers.to_device import copy_in
 from specbench.engine.scheduling.step import DECODE, SchedulerOutput
 
@@ -88,15 +91,23 @@ class Recording(Generic[T]):
 
     def __init__(self, function: Callable[[], T], recorder: Recorder):
         self._function = function
+        self._plans = recorder.attention.replay_plans(recorder.max_seq_len)
         # Once as it stands: kernels are compiled, and what is made once is made.
-        self.outputs = function()
+        self.outputs = self._call()
         self._graph: torch.cuda.CUDAGraph | None = None
         if recorder.stream is not None:
-            self._graph, self.outputs = recorder.record(function)
+            self._graph, self.outputs = recorder.record(self._call)
 
-    def replay(self) -> T:
+    def _call(self) -> T:
+        with nullcontext() if self._plans is None else self._plans.calls():
+            return self._function()
+
+    def replay(self, rows: HostRows) -> T:
+        """rows: of the requests that run; what follows from them is planned before."""
+        if self._plans is not None:
+            self._plans.make(rows)
         if self._graph is None:
-            self.outputs = self._function()
+            self.outputs = self._call()
         else:
             self._graph.replay()
         return self.outputs
@@ -105,7 +116,10 @@ class Recording(Generic[T]):
 class Recorder:
     """What recordings share: the memory of their intermediate results, since no two run at the same time."""
 
-    def __init__(self, device: torch.device):
+    def __init__(self, device: torch.device, attention: AttentionBackend, max_seq_len: int):
+        self.attention = attention
+        #: Upper bound of all lengths that recorded functions are told.
+        self.max_seq_len = max_seq_len
         is_cuda = device.type == "cuda"
         #: None on a CPU, where nothing is recorded.
         self.stream = torch.cuda.Stream(device) if is_cuda else None
@@ -156,6 +170,9 @@ class CapturedStep:
         self._inputs_np = np.zeros((2, num_requests), dtype=np.int64)
         self._inputs_np[0] = stages.state.scratch_row
         self._inputs = torch.tensor(self._inputs_np, device=device)
+        self._starts_np = tuple(range(0, num_requests * num_rows + 1, num_rows))
+        # of the requests that run, rows that do not count included
+        self._rows = HostRows(self._starts_np, ())
         #: The last step's, requests of padding included.
         self.results = StepResults.empty(stages.k, num_requests, device)
         self._forward = Recording(self._run_forward, recorder)
@@ -199,13 +216,15 @@ class CapturedStep:
         if not np.array_equal(inputs_np, self._inputs_np):
             self._inputs_np = inputs_np
             copy_in(self._inputs, inputs_np)
+        lengths = zip(output.max_seq_lens, output.num_tokens, strict=True)
+        self._rows = HostRows(self._starts_np, [bound + self.num_rows - count for bound, count in lengths])
 
     def forward(self) -> None:
-        self._forward.replay()
+        self._forward.replay(self._rows)
 
     def verify(self, is_sampled: bool) -> None:
         """Where no request asks for more than a temperature."""
-        self._verify[is_sampled].replay()
+        self._verify[is_sampled].replay(self._rows)
 
     def clear_padding(self, num_requests: int) -> None:
         """Of the results of a verification that filled the first columns only."""
@@ -217,7 +236,7 @@ class CapturedStep:
         return bool(self._draft)
 
     def draft(self, is_sampled: bool, has_features: bool) -> None:
-        self._draft[is_sampled and self._stages.draft_probabilities is not None, has_features].replay()
+        self._draft[is_sampled and self._stages.draft_probabilities is not None, has_features].replay(self._rows)
 
     def real_requests(self, output: SchedulerOutput) -> Forwarded:
         """What the target made of the requests that are no padding."""
@@ -263,7 +282,10 @@ class CapturedForward:
         inputs_np[0, : output.num_requests] = output.rows
         inputs_np[1, : output.num_requests] = output.num_tokens
         copy_in(self._inputs, inputs_np)
-        positions, hidden = self._recordings[bool(output.content)].replay()
+        # Rows that are left over are the last request's.
+        starts = np.append(np.concatenate([[0], np.cumsum(inputs_np[1, :-1])]), self.num_tokens)
+        rows = HostRows(starts.tolist(), output.max_seq_lens)
+        positions, hidden = self._recordings[bool(output.content)].replay(rows)
         return Forwarded.of_rows(batch, positions, hidden)
 
 
@@ -284,7 +306,7 @@ class CapturedSteps:
         on_progress: Callable[[str], None],
     ) -> None:
         """Record every shape, the largest first, so that the smaller ones find its memory."""
-        recorder = Recorder(stages.model.device)
+        recorder = Recorder(stages.model.device, stages.model.attention, limits.max_seq_len)
         before = torch.cuda.memory_reserved(recorder.stream.device) if recorder.stream else 0
         features = None if feature_buffers is None else feature_buffers.of_first(limits.max_num_seqs + 1)
         if not stages.model.attention.needs_segments:

@@ -38,6 +38,16 @@ class TargetOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class HostRows:
+    """What the host knows of a step's rows."""
+
+    #: [num_reqs + 1] row counts summed up, dead rows included
+    query_start_loc_np: Sequence[int]
+    #: [num_reqs] upper bound of (position of the last row laid out) + 1
+    max_seq_lens_np: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class RowLayout:
     """The rows of a step. Every request has at least one."""
 
@@ -50,6 +60,10 @@ class RowLayout:
     num_live: Tensor | None
     #: [num_reqs] upper bound of (position of the last row laid out) + 1
     max_seq_lens_np: Sequence[int]
+
+    @property
+    def host(self) -> HostRows:
+        return HostRows(self.query_start_loc_np, self.max_seq_lens_np)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +143,8 @@ class PagedRows:
     block_tables: Mapping[str, Tensor]
     #: Tokens of a cache block.
     block_size: int
+    #: None: the device alone knows which request has which rows.
+    host: HostRows | None
 
     @property
     def step_rows(self) -> StepRows:
@@ -277,6 +293,7 @@ class AttentionMetadataBuilder:
                 layout.num_live,
                 self._uniform_start_loc(len(shifted), num_rows),
                 num_rows,
+                layout.host,
             ),
             segments=(Segment(len(shifted), num_rows, None, keys),) if self._needs_segments else (),
         )
@@ -296,7 +313,7 @@ class AttentionMetadataBuilder:
             positions=positions,
             slot_mapping=dict(zip(self._names, slots.unbind(0), strict=True)),
             tap_slots={spec.name: of_group for spec, of_group in by_group if spec.kind == "short_conv"},
-            paged=self._paged(tables, layout.first_position, layout.num_live, start_loc, num_rows),
+            paged=self._paged(tables, layout.first_position, layout.num_live, start_loc, num_rows, layout.host),
             segments=(),
         )
 
@@ -314,6 +331,7 @@ class AttentionMetadataBuilder:
         num_live: Tensor | None,
         query_start_loc: Tensor,
         max_rows: int,
+        host: HostRows | None,
     ) -> PagedRows:
         return PagedRows(
             num_reqs=len(first_position),
@@ -323,6 +341,7 @@ class AttentionMetadataBuilder:
             num_live=num_live,
             block_tables=dict(zip(self._names, tables.unbind(0), strict=True)),
             block_size=self._block_size,
+            host=host,
         )
 
     def _window_columns(self, group: str, window: int, num_rows: int) -> Tensor:
@@ -357,7 +376,14 @@ class AttentionMetadataBuilder:
             positions=positions,
             slot_mapping=slot_mapping,
             tap_slots=tap_slots,
-            paged=self._paged(tables, layout.first_position, layout.num_live, query_start_loc.int(), int(counts.max())),
+            paged=self._paged(
+                tables,
+                layout.first_position,
+                layout.num_live,
+                query_start_loc.int(),
+                int(counts.max()),
+                layout.host,
+            ),
             segments=self._ragged_segments(tables, layout) if self._needs_segments else (),
         )
 
@@ -372,7 +398,7 @@ class AttentionMetadataBuilder:
             positions=layout.positions,
             slot_mapping=slot_mapping,
             tap_slots=tap_slots,
-            paged=self._paged(tables, layout.first_position, layout.num_live, layout.query_start_loc, num_tokens),
+            paged=self._paged(tables, layout.first_position, layout.num_live, layout.query_start_loc, num_tokens, None),
             segments=(),
         )
 

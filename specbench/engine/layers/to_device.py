@@ -24,10 +24,10 @@ def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor
 
 
 def copy_in(buffer: Tensor, values: np.ndarray) -> None:
-    """Fill an int64 buffer of the same shape, which must be contiguous, in the same way."""
+    """Fill a buffer of the same shape, which must be contiguous, in the same way."""
     if not buffer.is_cuda:
         buffer.copy_(torch.from_numpy(values))
         return
-    staging = torch.empty(buffer.shape, dtype=torch.int64, pin_memory=True)
+    staging = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
     staging.numpy()[...] = values
     buffer.copy_(staging, non_blocking=True)

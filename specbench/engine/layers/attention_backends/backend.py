@@ -6,13 +6,14 @@ which one runs (choose.py). Layers and runners read what a backend declares and 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from specbench.engine.kernels.attention import RelativeBias
-from specbench.engine.layers.metadata import AttentionMetadata
+from specbench.engine.layers.metadata import AttentionMetadata, HostRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,19 @@ class AttentionPass(Protocol):
         ...
 
 
+class ReplayPlans(Protocol):
+    """What the host decides about the passes of one function that is recorded in a graph."""
+
+    def calls(self) -> AbstractContextManager[None]:
+        """The function is called in here, each time from its start: before it is recorded, and while it is."""
+        ...
+
+    def make(self, rows: HostRows) -> None:
+        """Before a replay. Requests of padding at the end may be without a bound. Passes of which the host knew who has
+        which row when they were recorded keep to that, and take the bounds alone."""
+        ...
+
+
 class AttentionBackend(Protocol):
     """One object an engine, handed to its models when they are loaded."""
 
@@ -62,4 +76,9 @@ class AttentionBackend(Protocol):
 
     def start(self, metadata: AttentionMetadata) -> AttentionPass:
         """Prepare a forward pass over the rows of `metadata`."""
+        ...
+
+    def replay_plans(self, max_seq_len: int) -> ReplayPlans | None:
+        """For a function whose rows are recorded with this upper bound of their lengths; None where nothing is
+        planned."""
         ...

@@ -61,7 +61,7 @@ BACKENDS = {
         frozenset({"window"}),
         frozenset({"bfloat16"}),
         frozenset({"cuda"}),
-        is_capturable=False,
+        is_capturable=True,
         package="flashinfer",
     ),
 }

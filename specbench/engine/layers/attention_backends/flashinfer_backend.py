@@ -1,28 +1,73 @@
 """Attention by FlashInfer's paged prefill (its fa2 kernel), for decoding and verification as well: decoding on matrix
 units is the same kernel.
 
-A plan is made on the host from lengths that only the device knows, so every pass waits for the device: steps do not
-overlap (a pipeline depth of 1 is allowed and gains nothing), and no graph can hold them. It is here for comparison.
+The kernel runs by a plan that the host makes from lengths, and with steps that overlap the host knows no more than an
+upper bound of them. So it plans for the bounds, and a variant of the kernel asks the device for the position of each
+request's first row, and sees no key behind a row's own: nothing waits. What a graph holds is planned anew before each
+replay, into the same buffers.
+
+Belongs here: what FlashInfer is asked for. Does not belong here: which backend runs (choose.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specbench.engine.layers.attention_backends.backend import LayerAttention
-from specbench.engine.layers.metadata import AttentionMetadata, PagedRows
-from specbench.engine.layers.to_device import to_device
+from specbench.engine.layers.attention_backends.backend import LayerAttention, ReplayPlans
+from specbench.engine.layers.metadata import AttentionMetadata, HostRows, PagedRows
+from specbench.engine.layers.to_device import copy_in
 
-_WORKSPACE_BYTES = 128 << 20
+#: Keys behind a row's own are not seen, nor those before its window (0: there is none). Scores are compared before they
+#: are scaled, and 5e4 is what FlashInfer takes for infinity.
+_VARIANT = """
+struct BoundedLengths : AttentionVariantBase {
+  static constexpr bool use_softmax = true;
+  uint32_t qo_len, kv_len, window_left;
+  int64_t first;
+  float sm_scale_log2;
 
-#: What layers must agree in to share a plan: cache group, heads, key heads, head's size.
-_PlanKey = tuple[str, int, int, int]
+  template <typename Params>
+  __device__ __host__ BoundedLengths(const Params& params, uint32_t batch_idx, uint8_t* smem_ptr) {
+    qo_len = params.get_qo_len(batch_idx);
+    kv_len = params.get_kv_len(batch_idx);
+    window_left = kv_len;
+    first = params.first_position[batch_idx];
+    sm_scale_log2 = params.sm_scale * math::log2e;
+  }
+
+  REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
+    const int64_t distance = first + qo_idx - kv_idx;
+    const bool is_seen = distance >= 0 && (params.window == 0 || distance < params.window);
+    return is_seen ? logits : -math::inf;
+  })
+};
+"""
+#: Of FlashInfer's interface: keys up to a bound; tokens before heads in a page; pieces of keys as it sees fit.
+_CAUSAL, _TOKENS_FIRST, _ANY_PIECES = 1, 0, -1
+#: Tables of a plan: a few numbers for each tile of rows and piece of keys, and one for each row.
+_TABLE_BYTES = 2 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Heads:
+    """What layers must agree in to share a plan."""
+
+    kv_group: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, layer: LayerAttention) -> _Heads:
+        return cls(layer.kv_group, layer.num_heads, layer.num_kv_heads, layer.head_dim)
 
 
 class FlashInferAttention:
@@ -30,62 +75,45 @@ class FlashInferAttention:
 
     needs_segments = False
     heads_by_group = False
-    is_capturable = False
+    is_capturable = True
 
     def __init__(self) -> None:
-        self._workspace: Tensor | None = None
-        self._wrappers: dict[_PlanKey, Any] = {}
+        self._memory = _Memory()
+        self._recorded: _RecordedPasses | None = None
 
     def start(self, metadata: AttentionMetadata) -> FlashInferPass:
-        return FlashInferPass(metadata.paged, self._wrapper)
+        if self._recorded is not None:
+            return self._recorded.start(metadata.paged)
+        assert metadata.paged.host is not None, "a step whose rows the device alone knows is recorded"
+        return FlashInferPass(metadata.paged, metadata.paged.host, {}, self._memory, is_recorded=False)
 
-    def _wrapper(self, key: _PlanKey, device: torch.device) -> Any:
-        if key not in self._wrappers:
-            import flashinfer
+    def replay_plans(self, max_seq_len: int) -> ReplayPlans:
+        return _RecordedPasses(self, self._memory, max_seq_len)
 
-            if self._workspace is None:
-                self._workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=device)
-            # Left to itself it takes fa3 on Hopper, which is two to four times as slow for rows of verification.
-            self._wrappers[key] = flashinfer.BatchPrefillWithPagedKVCacheWrapper(self._workspace, "NHD", backend="fa2")
-        return self._wrappers[key]
-
-
-@dataclass(frozen=True, slots=True)
-class HostRows:
-    """The live rows of a step, as the host needs them to plan."""
-
-    # [num_reqs] int64 each: first row, live rows, position of the first
-    start_np: np.ndarray
-    live_np: np.ndarray
-    first_position_np: np.ndarray
-
-    @classmethod
-    def of(cls, paged: PagedRows) -> HostRows:
-        """Waits for the device, once."""
-        starts = paged.query_start_loc.long()
-        counts = starts.diff()
-        live = counts if paged.num_live is None else torch.minimum(paged.num_live, counts)
-        start, num_live, first = torch.stack([starts[:-1], live.clamp_min(0), paged.first_position]).cpu().numpy()
-        return cls(start, num_live, first)
-
-    @property
-    def row_indices_np(self) -> np.ndarray:
-        """[live rows] int64: which rows of the step live."""
-        offsets = np.arange(self.live_np.sum()) - np.repeat(np.cumsum(self.live_np) - self.live_np, self.live_np)
-        return np.repeat(self.start_np, self.live_np) + offsets
+    @contextmanager
+    def recording(self, passes: _RecordedPasses) -> Iterator[None]:
+        """Passes that start meanwhile are those of a function that is recorded."""
+        self._recorded = passes
+        try:
+            yield
+        finally:
+            self._recorded = None
 
 
 class FlashInferPass:
     """One forward pass: one plan for all layers that agree in what it depends on."""
 
-    def __init__(self, paged: PagedRows, wrapper: Callable[[_PlanKey, torch.device], Any]) -> None:
+    def __init__(
+        self, paged: PagedRows, host: HostRows, plans: dict[_Heads, _Plan], memory: _Memory, *, is_recorded: bool
+    ) -> None:
         self._paged = paged
-        self._wrapper = wrapper
-        self._rows = HostRows.of(paged)
-        self._planned: dict[_PlanKey, Any] = {}
-        self._live_rows: Tensor | None = None
-        if paged.num_live is not None:
-            (self._live_rows,) = to_device([self._rows.row_indices_np], paged.first_position.device)
+        self._host = host
+        # Those of a recorded pass are there from its first call on, and made anew before each replay.
+        self._plans = plans
+        self._memory = memory
+        self._is_recorded = is_recorded
+        # [pages] int32, request by request
+        self._pages: dict[_Heads, Tensor] = {}
 
     def attend(
         self,
@@ -96,45 +124,231 @@ class FlashInferPass:
         log_scale: Tensor | None = None,
     ) -> Tensor:
         assert layer.bias is None and relative is None and log_scale is None, "choose.py refuses such models"
-        key = (layer.kv_group, layer.num_heads, layer.num_kv_heads, layer.head_dim)
-        if key not in self._planned:
-            self._planned[key] = self._plan(key, layer, query.dtype)
+        heads = _Heads.of(layer)
+        if heads not in self._plans:
+            shape = _PlanShape(heads, self._host, self._paged.block_size, self._is_recorded)
+            self._plans[heads] = _Plan(shape, query.dtype, query.device, self._memory)
+        plan = self._plans[heads]
+        if heads not in self._pages:
+            self._pages[heads] = plan.pages(self._paged.block_tables[heads.kv_group])
         # Without the scratch row: [blocks, block_size, 2, kv_heads, d]
-        pages = kv_cache[:-1].unflatten(0, (-1, self._paged.block_size))
-        cache = (pages[:, :, 0], pages[:, :, 1])
-        if self._live_rows is None:
-            return self._planned[key].run(query.contiguous(), cache).flatten(1)
-        output = query.new_zeros(query.shape)
-        if len(self._live_rows):
-            output[self._live_rows] = self._planned[key].run(query[self._live_rows], cache)
-        return output.flatten(1)
+        cache = kv_cache[:-1].unflatten(0, (-1, self._paged.block_size))
+        return plan.run(query.contiguous(), cache, self._pages[heads], self._paged.first_position, layer).flatten(1)
 
-    def _plan(self, key: _PlanKey, layer: LayerAttention, dtype: torch.dtype) -> Any:
-        table = self._paged.block_tables[layer.kv_group]
-        wrapper = self._wrapper(key, table.device)
-        size, is_live = self._paged.block_size, self._rows.live_np > 0
-        live = self._rows.live_np[is_live]
-        num_keys = self._rows.first_position_np[is_live] + live
-        num_pages = -(-num_keys // size)
-        table_np = table.cpu().numpy()[is_live, 1:]
-        pages = [row[:count] for row, count in zip(table_np, num_pages, strict=True)]
-        wrapper.plan(
-            _int32(np.concatenate([[0], np.cumsum(live)])),
-            _int32(np.concatenate([[0], np.cumsum(num_pages)])),
-            _int32(np.concatenate(pages) if pages else np.zeros(0)),
-            _int32(num_keys - (num_pages - 1) * size),
-            layer.num_heads,
-            layer.num_kv_heads,
-            layer.head_dim,
-            size,
-            causal=True,
-            sm_scale=layer.scale,
-            window_left=-1 if layer.window is None else layer.window - 1,
-            q_data_type=dtype,
-            kv_data_type=dtype,
+
+class _RecordedPasses:
+    """The passes of one recorded function, in their order. Their plans are made before each replay."""
+
+    def __init__(self, backend: FlashInferAttention, memory: _Memory, max_seq_len: int) -> None:
+        self._backend = backend
+        self._memory = memory
+        self._max_seq_len = max_seq_len
+        # of each pass: rows and bounds as they were recorded (None: the device alone knows who has which), and plans
+        self._passes: list[tuple[HostRows | None, dict[_Heads, _Plan]]] = []
+        self._num_started = 0
+
+    def calls(self) -> AbstractContextManager[None]:
+        self._num_started = 0
+        return self._backend.recording(self)
+
+    def start(self, paged: PagedRows) -> FlashInferPass:
+        if self._num_started == len(self._passes):
+            self._passes.append((paged.host, {}))
+        plans = self._passes[self._num_started][1]
+        self._num_started += 1
+        # Where the device alone knows, the last request, which is padding, has all rows for now.
+        unknown = HostRows((*[0] * paged.num_reqs, paged.max_rows), [self._max_seq_len] * paged.num_reqs)
+        return FlashInferPass(paged, paged.host or unknown, plans, self._memory, is_recorded=True)
+
+    def make(self, rows: HostRows) -> None:
+        for recorded, plans in self._passes:
+            starts = (rows if recorded is None else recorded).query_start_loc_np
+            bounds = np.zeros(len(starts) - 1, np.int64)
+            bounds[: len(rows.max_seq_lens_np)] = rows.max_seq_lens_np
+            if recorded is not None:
+                # Passes of drafting reach so far behind the target's rows.
+                bounds += np.asarray(recorded.max_seq_lens_np) - self._max_seq_len
+            for plan in plans.values():
+                plan.make(starts, bounds)
+
+
+class _Memory:
+    """What plans share."""
+
+    def __init__(self) -> None:
+        self._workspace: Tensor | None = None
+        # smaller ones, which graphs go on using
+        self._outgrown: list[Tensor] = []
+        # pinned, each with the copy that it waits for
+        self._staging: list[tuple[Tensor, torch.cuda.Event]] = []
+
+    def workspace(self, num_bytes: int, device: torch.device) -> Tensor:
+        """Where results of pieces of keys wait to be merged. One for all: no two kernels run at a time."""
+        if self._workspace is None or len(self._workspace) < num_bytes:
+            if self._workspace is not None:
+                self._outgrown.append(self._workspace)
+            self._workspace = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        return self._workspace
+
+    @contextmanager
+    def staging(self, device: torch.device) -> Iterator[Tensor]:
+        """Host memory for tables on their way to the device, used again when its last copy is done."""
+        if device.type == "cpu":
+            yield torch.empty(_TABLE_BYTES, dtype=torch.uint8)
+            return
+        free = next((index for index, (_, copied) in enumerate(self._staging) if copied.query()), None)
+        piece, copied = (
+            (torch.empty(_TABLE_BYTES, dtype=torch.uint8, pin_memory=True), torch.cuda.Event())
+            if free is None
+            else self._staging.pop(free)
         )
-        return wrapper
+        yield piece
+        copied.record()
+        self._staging.append((piece, copied))
 
 
-def _int32(values: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values, dtype=np.int32))
+@dataclass(frozen=True, slots=True)
+class _PlanShape:
+    """What does not change from plan to plan."""
+
+    heads: _Heads
+    #: Rows and bounds of the first plan.
+    host: HostRows
+    block_size: int
+    #: Whether all plans have as many requests and rows as the first, which a graph needs.
+    is_recorded: bool
+
+    @property
+    def num_reqs(self) -> int:
+        return len(self.host.query_start_loc_np) - 1
+
+    @property
+    def num_rows(self) -> int:
+        return self.host.query_start_loc_np[-1]
+
+    def workspace_bytes(self, num_processors: int) -> int:
+        """What FlashInfer takes for a plan of this shape: a float for each number of a result, and one for its weight,
+        of as many tiles as run at a time, or as a graph has room for."""
+        heads = self.heads
+        group = heads.num_heads // heads.num_kv_heads
+        num_tiles = 2 * num_processors // heads.num_kv_heads
+        tile_rows = 64 if heads.head_dim >= 256 else 128
+        if self.is_recorded:
+            most_rows = (self.num_rows - self.num_reqs + 1) * group
+            tile_rows = 16 if most_rows <= 16 else 64 if most_rows <= 64 else tile_rows
+            num_tiles = max(num_tiles, -(-self.num_rows * group // tile_rows) + self.num_reqs - 1)
+        return heads.num_heads * max(num_tiles, 1) * tile_rows * (heads.head_dim + 1) * 4 + 64
+
+
+class _Plan:
+    """The present plan of layers that share one. Everything lies where it lay for the plan before."""
+
+    def __init__(self, shape: _PlanShape, dtype: torch.dtype, device: torch.device, memory: _Memory) -> None:
+        self._shape = shape
+        self._memory = memory
+        self._kernel = _kernel(shape.heads.head_dim, dtype)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+        self._workspace = memory.workspace(shape.workspace_bytes(processors), device)
+        self._tables = torch.empty(_TABLE_BYTES, dtype=torch.uint8, device=device)
+        # [3, num_reqs + 1] int32: first row and first page of each request, and how many keys its last page has
+        self._starts = torch.empty(3, shape.num_reqs + 1, dtype=torch.int32, device=device)
+        self._num_pages = 0
+        self._layout: Any = None
+        self.make(shape.host.query_start_loc_np, np.asarray(shape.host.max_seq_lens_np))
+
+    def make(self, query_start_loc_np: Sequence[int], max_seq_lens_np: np.ndarray) -> None:
+        """For requests with these rows and at most so many keys, [num_reqs + 1] and [num_reqs]."""
+        shape, heads = self._shape, self._shape.heads
+        rows = np.asarray(query_start_loc_np, np.int32)
+        # None without a key, and none with fewer than rows.
+        num_keys = np.maximum(max_seq_lens_np, np.maximum(np.diff(rows), 1)).astype(np.int32)
+        num_pages = -(-num_keys // shape.block_size)
+        pages = np.concatenate([[0], np.cumsum(num_pages)]).astype(np.int32)
+        self._num_pages = int(pages[-1])
+        copy_in(self._starts, np.stack([rows, pages, np.append(num_keys - (num_pages - 1) * shape.block_size, 0)]))
+        with self._memory.staging(self._starts.device) as staging:
+            self._layout = self._kernel.plan(
+                self._workspace,
+                self._tables,
+                staging,
+                torch.from_numpy(rows),
+                torch.from_numpy(pages),
+                torch.from_numpy(num_keys),
+                shape.num_rows,
+                shape.num_reqs,
+                heads.num_heads,
+                heads.num_kv_heads,
+                shape.block_size,
+                shape.is_recorded,
+                heads.head_dim,
+                heads.head_dim,
+                True,  # causal
+                -1,  # the variant knows of windows
+                _ANY_PIECES,
+                False,  # pieces are allowed
+                0,  # nothing else runs beside it
+            )
+
+    def pages(self, block_table: Tensor) -> Tensor:
+        """[num_pages] int32: the requests' pages, from a table of [num_reqs, num_columns]. A graph, which serves all
+        lengths, has room for all that there can be; behind the last one any will do."""
+        num_columns = block_table.shape[1]
+        count = self._shape.num_reqs * (num_columns - 1) if self._shape.is_recorded else self._num_pages
+        place = torch.arange(count, dtype=torch.int32, device=block_table.device)
+        starts = self._starts[1]
+        request = torch.searchsorted(starts[1:], place, right=True).clamp_max_(self._shape.num_reqs - 1)
+        # Bounds may reach behind the table; nobody sees those keys.
+        column = (place - starts[request] + 1).clamp_max_(num_columns - 1)
+        return block_table[request, column]
+
+    def run(self, query: Tensor, cache: Tensor, pages: Tensor, first_position: Tensor, layer: LayerAttention) -> Tensor:
+        """query [T, heads, d], cache [blocks, block_size, 2, kv_heads, d] -> [T, heads, d]"""
+        output = torch.empty_like(query)
+        row_starts, page_starts, last_page = self._starts
+        self._kernel.paged_run(
+            self._workspace,
+            self._tables,
+            self._layout,
+            query,
+            cache[:, :, 0],
+            cache[:, :, 1],
+            row_starts,
+            page_starts,
+            pages,
+            last_page[:-1],
+            output,
+            None,  # sums of weights are not wanted
+            _CAUSAL,
+            _TOKENS_FIRST,
+            -1,
+            True,  # starts while the kernel before it ends, and waits before it reads what that one writes
+            first_position,
+            layer.scale,
+            layer.window or 0,
+        )
+        return output
+
+
+@cache
+def _kernel(head_dim: int, dtype: torch.dtype) -> Any:
+    """Compiled on first use, which takes half a minute."""
+    from flashinfer.jit.attention import gen_customize_batch_prefill_module
+
+    module = gen_customize_batch_prefill_module(
+        # Left to itself it takes fa3 on Hopper, which is two to four times as slow for rows of verification.
+        "fa2",
+        f"specbench_bounded_{head_dim}_{str(dtype).removeprefix('torch.')}",
+        dtype,
+        dtype,
+        dtype,
+        torch.int32,
+        head_dim,
+        head_dim,
+        ["first_position"],
+        ["int64_t"],
+        ["sm_scale", "window"],
+        ["double", "int64_t"],
+        "BoundedLengths",
+        _VARIANT,
+    )
+    return module.build_and_load()

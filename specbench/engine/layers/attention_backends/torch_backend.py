@@ -23,6 +23,9 @@ class TorchAttention:
         # (window, dtype, device) -> what is added to scores
         self._visibility: dict[tuple[int | None, torch.dtype, torch.device], VisibilityMask] = {}
 
+    def replay_plans(self, max_seq_len: int) -> None:
+        return None
+
     def start(self, metadata: AttentionMetadata) -> TorchPass:
         return TorchPass(metadata, self._mask_of)
 

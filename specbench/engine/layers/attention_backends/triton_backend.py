@@ -16,6 +16,9 @@ class TritonAttention:
     heads_by_group = False
     is_capturable = True
 
+    def replay_plans(self, max_seq_len: int) -> None:
+        return None
+
     def start(self, metadata: AttentionMetadata) -> TritonPass:
         return TritonPass(metadata)
 
