@@ -49,7 +49,9 @@ def test_graphs_are_recorded_where_they_can_be() -> None:
     assert choose_graphs("auto", "torch", "cpu").name == choose_graphs("auto", "torch", "cuda").name == "off"
     with pytest.raises(UserError, match=r"engine.cuda_graphs=on: there are none on cpu; say auto or off"):
         choose_graphs("on", "torch", "cpu")
-    with pytest.raises(UserError, match=r"by torch cannot be recorded; engine.attention_backend=triton can"):
+    with pytest.raises(
+        UserError, match=r"by torch cannot be recorded; engine.attention_backend=triton or flashinfer can"
+    ):
         choose_graphs("on", "torch", "cuda")
     for name, line in BACKENDS.items():
         assert make_backend(name).is_capturable == line.is_capturable

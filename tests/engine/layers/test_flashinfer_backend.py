@@ -1,4 +1,4 @@
-"""What FlashInfer is asked for, by a kernel in plain torch that does what it does; and FlashInfer itself where it is."""
+"""What FlashInfer is asked for, by a kernel in plain torch that does the same; and FlashInfer itself where it is."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class PlainKernel:
     """The compiled module's `plan` and `paged_run`, with the variant's rule of what a row sees."""
 
     def plan(self, workspace: Tensor, tables: Tensor, staging: Tensor, *arguments: Any) -> tuple[int, list[int]]:
-        rows, pages, num_keys, num_rows, num_reqs, num_heads, num_kv_heads, size, is_recorded, *rest = arguments
+        rows, pages, num_keys, num_rows, num_reqs, num_heads, num_kv_heads, size, *rest = arguments
         assert all(tensor.dtype == torch.int32 and tensor.device.type == "cpu" for tensor in (rows, pages, num_keys))
         assert len(rows) == len(pages) == num_reqs + 1 and num_rows == rows[-1] and num_heads % num_kv_heads == 0
         assert (num_keys >= rows.diff()).all() and (pages.diff() == -(-num_keys // size)).all()
-        assert rest[2:] == [True, -1, -1, False, 0] and len(staging) == len(tables)
+        assert rest[3:] == [True, -1, -1, False, 0] and len(staging) == len(tables)
         return num_rows, num_keys.tolist()
 
     def paged_run(
