@@ -56,6 +56,7 @@ class ScriptedProposer:
     """Drafts the script, with token 0 at the positions in `wrong_at` and no draft (-1) at those in `missing_at`."""
 
     is_capturable = False
+    is_capturable_mixed = False
 
     def __init__(self, script: list[int], k: int, wrong_at: Collection[int], missing_at: Collection[int]):
         self.script, self.k, self.wrong_at, self.missing_at = script, k, wrong_at, missing_at

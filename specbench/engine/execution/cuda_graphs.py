@@ -9,14 +9,15 @@ writes anything that is read. The host hands over which persistent rows run and 
 features of audio and images; everything else is computed on the device. On a CPU the same functions run on the same
 buffers, called again instead of replayed.
 
-What is left to run as it comes: the forward of more rows than `token_sizes` names, whose kernels keep a device busy for
-longer than the host takes to launch them; drafting by a proposer that asks the host.
+What is left to run as it comes: steps of more rows than `token_sizes` names, whose kernels keep a device busy for
+longer than the host takes to launch them; verification beside chunks of prompts, and where a request asks for what
+depends on its text (penalties, token rules, log-probabilities); drafting by a proposer that asks the host.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -27,13 +28,13 @@ import torch
 
 from specbench.engine.execution.features import FeatureBuffers
 from specbench.engine.execution.input_batch import InputBatch, padded_indices
-from specbench.engine.execution.stages import Forwarded, StepStages
+from specbench.engine.execution.stages import Forwarded, MixedInputs, StepStages
 from specbench.engine.execution.step_results import StepResults
 from specbench.engine.layers.attention_backends.backend import AttentionBackend
 from specbench.engine.layers.features import StepFeatures
 from specbench.engine.layers.metadata import HostRows
 from specbench.engine.layers.to_device import copy_in
-from specbench.engine.scheduling.step import DECODE, SchedulerOutput
+from specbench.engine.scheduling.step import DECODE, PARTIAL_CHUNK, SchedulerOutput
 
 T = TypeVar("T")
 
@@ -70,6 +71,13 @@ class StepLimits:
     max_seq_len: int
     #: Tokens beyond its own position that a drafter's row reads.
     num_lookahead: int
+    #: Rows of a drafting pass behind a verification; 0: the verification's.
+    num_draft_rows: int
+
+    def draft_rows(self, output: SchedulerOutput) -> list[int]:
+        """Rows of each request in drafting's first pass, which is its widest."""
+        counts = zip(output.num_tokens, output.modes, strict=True)
+        return [self.num_draft_rows or count if mode == DECODE else count for count, mode in counts]
 
     def most_requests(self, num_rows: int) -> int:
         """Requests with so many rows each."""
@@ -186,14 +194,9 @@ class CapturedStep:
         # whether drafts are drawn, whether any row reads features -> recording
         self._draft = {
             (is_drawn, of is not None): Recording(partial(self._run_draft, is_drawn, of), recorder)
-            for is_drawn in self._ways_to_draft()
+            for is_drawn in ways_to_draft(stages, is_mixed=False)
             for of in ([None] if features is None else [None, features])
         }
-
-    def _ways_to_draft(self) -> tuple[bool, ...]:
-        if self._stages.proposer is None or not self._stages.proposer.is_capturable:
-            return ()
-        return (False,) if self._stages.draft_probabilities is None else (False, True)
 
     def _run_forward(self) -> Forwarded:
         indices = padded_indices(self._inputs, (), self.num_rows, self._k)
@@ -235,8 +238,8 @@ class CapturedStep:
         """Whether drafting is recorded."""
         return bool(self._draft)
 
-    def draft(self, is_sampled: bool, has_features: bool) -> None:
-        self._draft[is_sampled and self._stages.draft_probabilities is not None, has_features].replay(self._rows)
+    def draft(self, is_drawn: bool, has_features: bool) -> None:
+        self._draft[is_drawn, has_features].replay(self._rows)
 
     def real_requests(self, output: SchedulerOutput) -> Forwarded:
         """What the target made of the requests that are no padding."""
@@ -247,10 +250,12 @@ class CapturedStep:
         return Forwarded.of_rows(real, forwarded.positions, forwarded.hidden)
 
 
-class CapturedForward:
-    """The target's forward of steps of any kind, chunks of prompts among them, with at most `num_tokens` rows.
+class CapturedMixed:
+    """Forward and drafting of steps of any kind, chunks of prompts among them, in which neither has more than
+    `num_tokens` rows.
 
-    What decides its shapes is the number of rows alone: which request has how many, the device finds out.
+    What decides their shapes is that number alone: which request has how many rows, the device finds out. What is
+    sampled depends on the host, and verification in between runs as it comes.
     """
 
     def __init__(
@@ -258,35 +263,85 @@ class CapturedForward:
         stages: StepStages,
         recorder: Recorder,
         num_tokens: int,
-        max_num_seqs: int,
-        max_seq_len: int,
+        limits: StepLimits,
         features: StepFeatures | None,
     ) -> None:
         self.num_tokens = num_tokens
+        self._limits = limits
         self._scratch_row = stages.state.scratch_row
-        # [2, max_num_seqs + 1] int64: persistent rows, and how many rows each has; the last one is always padding
-        inputs_np = np.zeros((2, max_num_seqs + 1), dtype=np.int64)
-        inputs_np[0] = self._scratch_row
-        self._inputs = torch.tensor(inputs_np, device=stages.model.device)
+        device, num_requests = stages.model.device, limits.max_num_seqs + 1
+        self._inputs = MixedInputs(torch.zeros(4, num_requests, dtype=torch.int64, device=device))
+        self._inputs.rows.fill_(self._scratch_row)
+        #: The last step's, requests of padding included.
+        self.results = StepResults.empty(stages.k, num_requests, device)
+        ways = [None] if features is None else [None, features]
         # whether any row reads features of audio or images -> recording
-        self._recordings = {
+        self._forwards = {
             of is not None: Recording(
-                partial(stages.forward_tokens, self._inputs, num_tokens, max_seq_len, of), recorder
+                partial(stages.forward_mixed, self._inputs, num_tokens, limits.max_seq_len, of), recorder
             )
-            for of in ([None] if features is None else [None, features])
+            for of in ways
+        }
+        # whether drafts are drawn, whether any row reads features -> recording
+        self._drafts = {
+            (is_drawn, of is not None): Recording(
+                partial(self._run_draft, stages, limits.max_seq_len, is_drawn, of), recorder
+            )
+            for is_drawn in ways_to_draft(stages, is_mixed=True)
+            for of in ways
         }
 
+    def _run_draft(self, stages: StepStages, max_seq_len: int, is_sampled: bool, features: StepFeatures | None) -> None:
+        stages.draft_mixed(
+            self._forwards[features is not None].outputs,
+            self.results,
+            is_sampled=is_sampled,
+            features=features,
+            max_seq_len=max_seq_len,
+        )
+
+    # ---- A step, in the order of its parts
+
     def forward(self, output: SchedulerOutput, batch: InputBatch) -> Forwarded:
-        inputs_np = np.zeros(self._inputs.shape, dtype=np.int64)
+        """Hand over which requests run, and run the target."""
+        inputs_np, n = np.zeros(self._inputs.packed.shape, dtype=np.int64), output.num_requests
         inputs_np[0] = self._scratch_row
-        inputs_np[0, : output.num_requests] = output.rows
-        inputs_np[1, : output.num_requests] = output.num_tokens
-        copy_in(self._inputs, inputs_np)
-        # Rows that are left over are the last request's.
-        starts = np.append(np.concatenate([[0], np.cumsum(inputs_np[1, :-1])]), self.num_tokens)
-        rows = HostRows(starts.tolist(), output.max_seq_lens)
-        positions, hidden = self._recordings[bool(output.content)].replay(rows)
-        return Forwarded.of_rows(batch, positions, hidden)
+        modes_np = np.asarray(output.modes)
+        inputs_np[:, :n] = output.rows, output.num_tokens, modes_np != DECODE, modes_np != PARTIAL_CHUNK
+        copy_in(self._inputs.packed, inputs_np)
+        found = self._forwards[bool(output.content)].replay(self._host_rows(output.num_tokens, output.max_seq_lens))
+        return Forwarded.of_rows(batch, found.positions, found.hidden)
+
+    def _host_rows(self, num_rows_np: Sequence[int], max_seq_lens_np: Sequence[int]) -> HostRows:
+        """Of a pass with so many rows of each request; those that are left over are the last request's."""
+        starts_np = np.full(self._inputs.packed.shape[1] + 1, sum(num_rows_np))
+        starts_np[: len(num_rows_np) + 1] = np.concatenate([[0], np.cumsum(num_rows_np)])
+        starts_np[-1] = self.num_tokens
+        return HostRows(starts_np.tolist(), max_seq_lens_np)
+
+    def _clear_padding(self, num_requests: int) -> None:
+        """Of the results of a verification that filled the first columns only."""
+        self.results.packed[:, num_requests:].zero_()
+
+    def can_draft(self, output: SchedulerOutput) -> bool:
+        """Whether drafting behind this step is recorded."""
+        return bool(self._drafts) and sum(self._limits.draft_rows(output)) <= self.num_tokens
+
+    def draft(self, output: SchedulerOutput, is_drawn: bool) -> None:
+        self._clear_padding(output.num_requests)
+        num_rows_np = self._limits.draft_rows(output)
+        # Rows that drafting adds lie before the target's or, dead, behind them.
+        bounds = zip(output.max_seq_lens, num_rows_np, output.num_tokens, strict=True)
+        rows = self._host_rows(num_rows_np, [bound + max(0, own - count) for bound, own, count in bounds])
+        self._drafts[is_drawn, bool(output.content)].replay(rows)
+
+
+def ways_to_draft(stages: StepStages, is_mixed: bool) -> tuple[bool, ...]:
+    """Whether drafts are drawn, in each way of drafting that can be recorded."""
+    proposer = stages.proposer
+    if proposer is None or not (proposer.is_capturable_mixed if is_mixed else proposer.is_capturable):
+        return ()
+    return (False,) if stages.draft_probabilities is None else (False, True)
 
 
 class CapturedSteps:
@@ -294,7 +349,7 @@ class CapturedSteps:
 
     def __init__(self) -> None:
         # ascending by their number of tokens
-        self._forwards: list[CapturedForward] = []
+        self._mixed: list[CapturedMixed] = []
         # rows of each request -> shapes, ascending by their number of requests
         self._shapes: dict[int, list[CapturedStep]] = {}
 
@@ -311,11 +366,8 @@ class CapturedSteps:
         features = None if feature_buffers is None else feature_buffers.of_first(limits.max_num_seqs + 1)
         if not stages.model.attention.needs_segments:
             for num_tokens in reversed(token_sizes(limits.max_num_tokens)):
-                on_progress(f"recording graphs: forward of {num_tokens} tokens")
-                captured_forward = CapturedForward(
-                    stages, recorder, num_tokens, limits.max_num_seqs, limits.max_seq_len, features
-                )
-                self._forwards.insert(0, captured_forward)
+                on_progress(f"recording graphs: steps of {num_tokens} tokens")
+                self._mixed.insert(0, CapturedMixed(stages, recorder, num_tokens, limits, features))
         shapes = [
             (rows, size)
             for rows in sorted({1, stages.k + 1}, reverse=True)
@@ -328,7 +380,7 @@ class CapturedSteps:
             captured = CapturedStep(stages, recorder, size, num_rows, limits.max_seq_len, of)
             self._shapes.setdefault(num_rows, []).insert(0, captured)
         num_bytes = torch.cuda.memory_reserved(recorder.stream.device) - before if recorder.stream else 0
-        on_progress(f"graphs of {len(self._forwards)} + {len(shapes)} shapes take {num_bytes / 2**20:,.0f} MiB")
+        on_progress(f"graphs of {len(self._mixed)} + {len(shapes)} shapes take {num_bytes / 2**20:,.0f} MiB")
 
     def find(self, output: SchedulerOutput) -> CapturedStep | None:
         """The smallest shape that holds a step of verifications; None for any other step."""
@@ -342,9 +394,10 @@ class CapturedSteps:
                     return one
         return None
 
-    def find_forward(self, output: SchedulerOutput) -> CapturedForward | None:
-        """The smallest recorded forward that holds any other step; None where it is too large."""
-        return next((one for one in self._forwards if output.total_tokens <= one.num_tokens), None)
+    def find_mixed(self, output: SchedulerOutput) -> CapturedMixed | None:
+        """The smallest that holds any other step, drafting included if one does; None where the step is too large."""
+        fitting = [one for one in self._mixed if output.total_tokens <= one.num_tokens]
+        return next((one for one in fitting if one.can_draft(output)), fitting[0] if fitting else None)
 
 
 def _reads_features(size: int, num_rows: int, k: int, limits: StepLimits) -> bool:

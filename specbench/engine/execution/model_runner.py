@@ -52,11 +52,13 @@ class ModelRunner:
     def capture(self, on_progress: Callable[[str], None]) -> None:
         """Record the steps of decoding, before the first one runs."""
         config, model = self._config, self.stages.model
+        needs = None if self.proposer is None else self.proposer.requirements()
         limits = StepLimits(
             config.max_num_seqs,
             config.max_num_batched_tokens,
             config.max_model_len,
-            self.proposer.requirements().num_prompt_lookahead if self.proposer is not None else 0,
+            num_lookahead=0 if needs is None else needs.num_prompt_lookahead,
+            num_draft_rows=0 if needs is None else needs.num_draft_rows,
         )
         if self.content_encoder is not None:
             self._feature_buffers = FeatureBuffers(
@@ -74,33 +76,36 @@ class ModelRunner:
         return self._run(output) if captured is None else self._replay(captured, output)
 
     def _run(self, output: SchedulerOutput) -> PendingStep:
-        """A step of any shape, its forward replayed where one of so many rows is recorded."""
-        results = StepResults.empty(self.k, output.num_requests, self.state.device)
+        """A step of any shape; its forward and drafting are replayed where so many rows are recorded."""
+        captured = self.captured_steps.find_mixed(output)
         batch = InputBatch.gather(output, self.state, self.k)
+        is_sampled = self.state.sampling.is_any_sampled(output.rows)
         times = self._clock.begin()
         features = self._features(output)
-        captured = self.captured_steps.find_forward(output)
         if captured is None:
+            kept = results = StepResults.empty(self.k, output.num_requests, self.state.device)
             forwarded = self.stages.forward(batch, features)
         else:
+            kept, results = captured.results, captured.results.first(output.num_requests)
             self._hand_over(features)
             forwarded = captured.forward(output, batch)
         times.mark()
         token_logprobs = self.stages.verify(forwarded, results)
         times.mark()
-        self.stages.draft(
-            forwarded,
-            results,
-            is_sampled=self.state.sampling.is_any_sampled(output.rows),
-            admitted=_admitted(output),
-            features=features,
-        )
+        if captured is not None and captured.can_draft(output):
+            captured.draft(output, self._draws(is_sampled))
+        else:
+            self.stages.draft(forwarded, results, is_sampled=is_sampled, admitted=_admitted(output), features=features)
         self._clock.end(times)
         found = {}
         if self.state.sampling.is_any_prompt_logprob(output.rows):
             hidden_states = forwarded.hidden.hidden_states
             found = prompt_logprobs(self.stages.model, self.state, output, batch, hidden_states)
-        return PendingStep(results, output.num_requests, times, token_logprobs, found)
+        return PendingStep(kept, output.num_requests, times, token_logprobs, found)
+
+    def _draws(self, is_sampled: bool) -> bool:
+        """Whether drafts are drawn in a step of which a request has a temperature, or none has."""
+        return is_sampled and self.stages.draft_probabilities is not None
 
     def _features(self, output: SchedulerOutput) -> StepFeatures | None:
         """What placeholders of this step's rows stand for; None where its rows are token ids alone."""
@@ -135,7 +140,7 @@ class ModelRunner:
             captured.verify(is_sampled)
         times.mark()
         if captured.can_draft:
-            captured.draft(is_sampled, has_features=features is not None)
+            captured.draft(self._draws(is_sampled), has_features=features is not None)
         elif self.proposer is not None:
             real = captured.real_requests(output)
             self.stages.draft(real, results, is_sampled=is_sampled, admitted=_admitted(output), features=features)

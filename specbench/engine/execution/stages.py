@@ -23,7 +23,7 @@ from specbench.engine.layers.features import StepFeatures
 from specbench.engine.layers.metadata import AttentionMetadataBuilder, DeviceLayout, RowLayout, TargetOutput
 from specbench.engine.layers.token_pool import read_tokens
 from specbench.engine.models.target import TargetModel
-from specbench.engine.proposers.proposer import AdmittedRequest, DraftBatch, Proposer
+from specbench.engine.proposers.proposer import AdmittedRequest, DraftBatch, MixedRows, Proposer
 from specbench.engine.proposers.row_indices import row_indices
 from specbench.engine.sampling.drafting import DraftSampling, allocate_draft_probabilities
 from specbench.engine.sampling.row_chunks import log_total
@@ -55,6 +55,45 @@ class Forwarded:
         num_tokens = batch.indices.query_start_loc_np[-1]
         of_batch = TargetOutput(hidden.hidden_states[:num_tokens], hidden.residual[:num_tokens])
         return cls(batch, positions[:num_tokens], of_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedInputs:
+    """What the host says of a step of any kind, where a graph reads it. The last request is always one of padding."""
+
+    # [4, num_requests] int64: persistent rows; rows of each in this step, 0 for padding; 1 where these are a chunk of a
+    # prompt; 1 where a token is sampled behind them
+    packed: torch.Tensor
+
+    @property
+    def rows(self) -> torch.Tensor:
+        return self.packed[0]
+
+    @property
+    def num_tokens(self) -> torch.Tensor:
+        return self.packed[1]
+
+    @property
+    def is_chunk(self) -> torch.Tensor:
+        return self.packed[2]
+
+    @property
+    def samples(self) -> torch.Tensor:
+        return self.packed[3]
+
+
+@dataclass(frozen=True, slots=True)
+class MixedForwarded:
+    """What the target made of them."""
+
+    inputs: MixedInputs
+    # [num_requests] int64: position of each request's first row
+    first_position: torch.Tensor
+    # [num_groups, num_requests, num_columns] int32
+    block_tables: torch.Tensor
+    # [num_tokens] int64
+    positions: torch.Tensor
+    hidden: TargetOutput
 
 
 class StepStages:
@@ -103,23 +142,20 @@ class StepStages:
             embeds = features.merge(embeds, request_of_row, metadata.positions)
         return Forwarded(batch, metadata.positions, self.model.forward(embeds, metadata, self.caches))
 
-    def forward_tokens(
-        self, inputs: torch.Tensor, num_tokens: int, max_seq_len: int, features: StepFeatures | None
-    ) -> tuple[torch.Tensor, TargetOutput]:
-        """The forward of any mix of requests with at most `num_tokens` rows: positions of the rows, and what comes out.
-
-        inputs: [2, num_requests] int64, persistent row of each request and its rows; 0 for a request of padding, which
-        the last one always is. Rows that are left over are its dead ones, behind all others.
-        """
-        rows, num_live = inputs
+    def forward_mixed(
+        self, inputs: MixedInputs, num_tokens: int, max_seq_len: int, features: StepFeatures | None
+    ) -> MixedForwarded:
+        """The forward of any mix of requests with at most `num_tokens` rows. Those that are left over are dead rows of
+        the last request, behind all others."""
         state = self.state
-        counts, tables = state.of_rows(rows)
-        layout = DeviceLayout.of(num_live, counts[1], num_tokens, max_seq_len)
+        counts, tables = state.of_rows(inputs.rows)
+        layout = DeviceLayout.of(inputs.num_tokens, counts[1], num_tokens, max_seq_len)
         metadata = self.metadata_builder.build_on_device(tables[: self.num_target_groups], layout)
-        embeds = self.model.embed(read_tokens(state.token_pool, rows, layout.request_of_row, layout.positions))
+        embeds = self.model.embed(read_tokens(state.token_pool, inputs.rows, layout.request_of_row, layout.positions))
         if features is not None:
             embeds = features.merge(embeds, layout.request_of_row, layout.positions)
-        return layout.positions, self.model.forward(embeds, metadata, self.caches)
+        hidden = self.model.forward(embeds, metadata, self.caches)
+        return MixedForwarded(inputs, counts[1], tables, layout.positions, hidden)
 
     def verify(self, forwarded: Forwarded, results: StepResults) -> list[TokenLogprobs]:
         """Verify and commit, with every sampling parameter; returns the log-probabilities that requests ask for."""
@@ -246,13 +282,12 @@ class StepStages:
         temperature."""
         if self.proposer is None:
             return
-        batch, state = forwarded.batch, self.state
-        indices = batch.indices
+        batch, indices = forwarded.batch, forwarded.batch.indices
         num_tokens, num_computed = results.counts
-        draft_columns = torch.where(indices.samples > 0, num_tokens, state.spill_column)
         draft_batch = DraftBatch(
             rows=batch.rows,
             rows_np=indices.rows_np,
+            mixed=None,
             query_start_loc_np=indices.query_start_loc_np,
             first_position=batch.first_position,
             num_valid=num_computed - batch.first_position,
@@ -263,19 +298,58 @@ class StepStages:
             max_seq_lens_np=batch.max_seq_lens_np,
             hidden_states=forwarded.hidden.hidden_states,
             residual=forwarded.hidden.residual,
-            token_pool=state.token_pool,
-            draft_columns=draft_columns,
+            token_pool=self.state.token_pool,
+            draft_columns=torch.where(indices.samples > 0, num_tokens, self.state.spill_column),
             block_tables=batch.block_tables[self.num_target_groups :],
             caches=self.caches,
-            sampling=self._draft_sampling(batch, num_tokens) if is_sampled else None,
+            sampling=self._draft_sampling(batch.rows, num_tokens) if is_sampled else None,
             admitted=admitted,
             features=features,
         )
         self.proposer.propose(draft_batch)
-        self._count_drafts(batch, draft_columns, results)
+        self._count_drafts(draft_batch, indices.samples, results)
 
-    def _count_drafts(self, batch: InputBatch, draft_columns: torch.Tensor, results: StepResults) -> None:
-        token_pool, samples = self.state.token_pool, batch.indices.samples
+    def draft_mixed(
+        self,
+        forwarded: MixedForwarded,
+        results: StepResults,
+        *,
+        is_sampled: bool,
+        features: StepFeatures | None,
+        max_seq_len: int,
+    ) -> None:
+        """The same behind `forward_mixed`, in passes of as many rows."""
+        assert self.proposer is not None
+        inputs, state = forwarded.inputs, self.state
+        num_tokens, num_computed = results.counts
+        draft_batch = DraftBatch(
+            rows=inputs.rows,
+            rows_np=(),
+            mixed=MixedRows(len(forwarded.positions), inputs.num_tokens, inputs.is_chunk > 0),
+            query_start_loc_np=(),
+            first_position=forwarded.first_position,
+            num_valid=num_computed - forwarded.first_position,
+            num_accepted=results.num_accepted,
+            is_live=inputs.num_tokens.clamp_max(1),
+            is_chunk_np=(),
+            is_partial_np=(),
+            max_seq_lens_np=(max_seq_len,),
+            hidden_states=forwarded.hidden.hidden_states,
+            residual=forwarded.hidden.residual,
+            token_pool=state.token_pool,
+            draft_columns=torch.where(inputs.samples > 0, num_tokens, state.spill_column),
+            block_tables=forwarded.block_tables[self.num_target_groups :],
+            caches=self.caches,
+            sampling=self._draft_sampling(inputs.rows, num_tokens) if is_sampled else None,
+            admitted=(),
+            features=features,
+        )
+        self.proposer.propose(draft_batch)
+        self._count_drafts(draft_batch, inputs.samples, results)
+
+    def _count_drafts(self, batch: DraftBatch, samples: torch.Tensor, results: StepResults) -> None:
+        """samples: [num_requests] int64, 0 for a request whose drafts nobody reads, else 1."""
+        token_pool, draft_columns = batch.token_pool, batch.draft_columns
         if fusion.is_fused(token_pool):
             from specbench.engine.kernels.drafts import count_drafts
 
@@ -285,14 +359,14 @@ class StepStages:
         is_draft = token_pool[batch.rows[:, None], columns] >= 0
         torch.mul(is_draft.long().cumprod(dim=1).sum(dim=1), samples, out=results.num_proposed)
 
-    def _draft_sampling(self, batch: InputBatch, num_tokens: torch.Tensor) -> DraftSampling | None:
-        """How this batch's drafts are drawn; None where each is the argmax."""
+    def _draft_sampling(self, rows: torch.Tensor, num_tokens: torch.Tensor) -> DraftSampling | None:
+        """How the drafts of these persistent rows are drawn; None where each is the argmax."""
         if self.draft_probabilities is None:
             return None
         return DraftSampling(
             probabilities=self.draft_probabilities,
-            rows=batch.rows,
-            temperature=self.state.sampling.temperature[batch.rows],
-            keys=self.state.sampling.key[batch.rows],
+            rows=rows,
+            temperature=self.state.sampling.temperature[rows],
+            keys=self.state.sampling.key[rows],
             window_start=num_tokens - 1,
         )

@@ -83,14 +83,22 @@ class DeviceLayout:
     max_seq_len: int
 
     @classmethod
-    def of(cls, num_live: Tensor, first_position: Tensor, num_tokens: int, max_seq_len: int) -> DeviceLayout:
-        """num_live: [num_reqs] int64, rows of each request; the last one has none, and the dead rows that are left of
-        `num_tokens`."""
-        ends = num_live.cumsum(0)
+    def of(
+        cls,
+        num_rows: Tensor,
+        first_position: Tensor,
+        num_tokens: int,
+        max_seq_len: int,
+        num_live: Tensor | None = None,
+    ) -> DeviceLayout:
+        """num_rows: [num_reqs] int64, rows of each request; the last one has none, and the dead rows that are left of
+        `num_tokens`. num_live: how many of them count; None: all."""
+        ends = num_rows.cumsum(0)
         starts = torch.cat([torch.zeros_like(ends[:1]), ends[:-1], torch.full_like(ends[:1], num_tokens)])
-        row = torch.arange(num_tokens, device=num_live.device)
-        request_of_row = torch.searchsorted(ends, row, right=True).clamp_max_(len(num_live) - 1)
+        row = torch.arange(num_tokens, device=num_rows.device)
+        request_of_row = torch.searchsorted(ends, row, right=True).clamp_max_(len(num_rows) - 1)
         offsets = row - starts[request_of_row]
+        num_live = num_rows if num_live is None else num_live
         is_live = offsets < num_live[request_of_row]
         positions = (first_position[request_of_row] + offsets) * is_live
         return cls(starts.int(), first_position, num_live, request_of_row, positions, is_live, max_seq_len)

@@ -103,6 +103,7 @@ class DraftModel:
     """The proposer."""
 
     is_capturable = True
+    is_capturable_mixed = False
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         assert config.draft_checkpoint is not None
@@ -149,7 +150,7 @@ class DraftModel:
         layout = catch_up_layout(batch.query_start_loc_np, batch.is_chunk_np, batch.is_partial_np, self.device)
         num_sampled = layout.num_sampled if batch.is_live is None else layout.num_sampled * batch.is_live
         hidden = self._catch_up(batch, layout, num_sampled)
-        if all(batch.is_partial_np):
+        if not batch.is_read:
             return
         # [num_requests]: of the row that gives the first draft; -1 for a request of padding
         position = batch.first_position + batch.num_valid + num_sampled - 1

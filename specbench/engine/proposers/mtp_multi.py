@@ -20,12 +20,12 @@ import torch
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
 from specbench.engine.layers import fusion
-from specbench.engine.layers.metadata import AttentionMetadata, RowLayout
+from specbench.engine.layers.metadata import AttentionMetadata, DeviceLayout, RowLayout
 from specbench.engine.layers.to_device import to_device
 from specbench.engine.models.registry import module_cache_groups, module_weight_bytes
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.mtp_modules import DraftModules
-from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
+from specbench.engine.proposers.proposer import DraftBatch, MixedRows, ProposerRequirements
 from specbench.engine.proposers.row_indices import RowIndices, row_indices, uniform_rows
 
 
@@ -43,6 +43,17 @@ class DraftLayout:
     target_start: torch.Tensor
     # [num_requests] bool: a chunk of a prompt rather than a verification
     is_chunk: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPass:
+    """The rows of one pass, stale ones included."""
+
+    metadata: AttentionMetadata
+    # [num_rows] int64: row -> batch index
+    request_of_row: torch.Tensor
+    # [num_requests] int64: last live row of each request; any row of one that has none
+    last_rows: torch.Tensor
 
 
 def draft_layout(
@@ -96,6 +107,7 @@ class MultiModuleMTP:
     """The proposer. Its only memory of a request is the window of hiddens."""
 
     is_capturable = True
+    is_capturable_mixed = True
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         self.config = config
@@ -118,6 +130,7 @@ class MultiModuleMTP:
             num_prompt_lookahead=self.num_modules,
             weight_bytes=module_weight_bytes(self.checkpoint, self.config.dtype, self.num_modules, self.config.shard),
             fixed_bytes=self.num_window_rows * self.window_size * hidden_size * specs[0].element_size,
+            num_draft_rows=self.num_modules + 1,
         )
 
     def load(self, target: TargetModel) -> None:
@@ -129,12 +142,15 @@ class MultiModuleMTP:
         )
 
     def propose(self, batch: DraftBatch) -> None:
+        if batch.mixed is not None:
+            self._propose_mixed(batch, batch.mixed)
+            return
         layout = draft_layout(batch.query_start_loc_np, batch.is_chunk_np, self.num_modules, self.target.device)
         is_by_kernel = self._is_by_kernel(batch)
         if is_by_kernel:
             first_position, num_live, last_rows = draft_rows_kernel(batch, self.num_modules)
         else:
-            num_stale = self._num_stale_rows(batch, layout)
+            num_stale = self._num_stale_rows(batch, layout.is_chunk)
             first_position = batch.first_position - num_stale
             num_live = num_stale + batch.num_valid
             last_rows = layout.indices.query_start + num_live - 1
@@ -143,11 +159,25 @@ class MultiModuleMTP:
         metadata = self.modules.metadata_builder.build(
             batch.block_tables, RowLayout(layout.query_start_loc_np, first_position, num_live, max_seq_lens)
         )
+        draft_pass = DraftPass(metadata, layout.indices.request_of_row, last_rows)
         if is_by_kernel:
             hidden = self._hidden_by_kernel(batch, first_position)
         else:
-            hidden = self._gather_hidden(batch, layout, metadata.positions)
-        self._draft(batch, layout, metadata, hidden, last_rows)
+            hidden = self._gather_hidden(batch, draft_pass, layout.target_start)
+        self._draft(batch, draft_pass, hidden)
+
+    def _propose_mixed(self, batch: DraftBatch, rows: MixedRows) -> None:
+        """The same where the device alone knows how many rows each request has."""
+        num_stale = self._num_stale_rows(batch, rows.is_chunk)
+        num_live = num_stale + batch.num_valid
+        num_rows = torch.where(rows.is_chunk, rows.num_target_rows, self.num_modules + 1)
+        num_rows = num_rows * (rows.num_target_rows > 0)  # padding has none
+        max_seq_len = max(batch.max_seq_lens_np) + self.num_modules
+        layout = DeviceLayout.of(num_rows, batch.first_position - num_stale, rows.num_rows, max_seq_len, num_live)
+        metadata = self.modules.metadata_builder.build_on_device(batch.block_tables, layout)
+        last_rows = (num_rows.cumsum(0) - num_rows + num_live - 1).clamp_min_(0)
+        draft_pass = DraftPass(metadata, layout.request_of_row, last_rows)
+        self._draft(batch, draft_pass, self._gather_hidden(batch, draft_pass, rows.target_start))
 
     def release(self, rows: list[int]) -> None:
         """A new occupant's first pass has no stale rows and fills the window before any is read: nothing to clear."""
@@ -166,7 +196,7 @@ class MultiModuleMTP:
             self.num_modules + 1,
         )  # fmt: skip
 
-    def _num_stale_rows(self, batch: DraftBatch, layout: DraftLayout) -> torch.Tensor:
+    def _num_stale_rows(self, batch: DraftBatch, is_chunk: torch.Tensor) -> torch.Tensor:
         """[num_requests]: rows whose deeper entries used rejected drafts, N - 1 - accepted.
 
         None after a chunk, whose tokens were all known; never more than there are positions before the first row.
@@ -174,9 +204,9 @@ class MultiModuleMTP:
         if "skipped_reprefill" in self.faults:
             return torch.zeros_like(batch.num_accepted)
         num_stale = (self.num_modules - 1 - batch.num_accepted).clamp_min(0)
-        return torch.minimum(num_stale, batch.first_position).masked_fill(layout.is_chunk, 0)
+        return torch.minimum(num_stale, batch.first_position).masked_fill(is_chunk, 0)
 
-    def _gather_hidden(self, batch: DraftBatch, layout: DraftLayout, positions: torch.Tensor) -> torch.Tensor:
+    def _gather_hidden(self, batch: DraftBatch, draft_pass: DraftPass, target_start: torch.Tensor) -> torch.Tensor:
         """The target's hidden at every row, from this step's rows or the window; then the window is moved on.
 
         Window entry w of a request holds position first_position - window_size + w. It is shifted as a whole: entries
@@ -189,41 +219,34 @@ class MultiModuleMTP:
             source = torch.cat([rows_hidden, self.window[batch.rows].flatten(0, 1)])
         num_rows = len(rows_hidden)
         # [num_requests]: index in `source` of position 0, were every position in this step's rows or in the window
-        rows_origin = layout.target_start - batch.first_position
+        rows_origin = target_start - batch.first_position
+        positions = draft_pass.metadata.positions
         requests = torch.arange(len(batch.rows), device=positions.device)
         window_origin = num_rows + (requests + 1) * self.window_size - batch.first_position
 
         def index(of: torch.Tensor, request: torch.Tensor) -> torch.Tensor:
             in_rows = of >= batch.first_position[request]
             oldest = num_rows + request * self.window_size
-            return torch.where(
-                in_rows,
-                (rows_origin[request] + of).clamp_max(num_rows - 1),  # dead rows may point past this step's rows
-                torch.maximum(window_origin[request] + of, oldest),  # and young windows before their first entry
-            )
+            # Dead rows may point past this step's rows and, where no window is, past all there is; young windows before
+            # their first entry.
+            in_window = torch.maximum(window_origin[request] + of, oldest).clamp_max(len(source) - 1)
+            return torch.where(in_rows, (rows_origin[request] + of).clamp_max(num_rows - 1), in_window)
 
         wanted = (positions - 1).clamp_min(0) if "hidden_off_by_one" in self.faults else positions
-        hidden = source[index(wanted, layout.indices.request_of_row)]
+        hidden = source[index(wanted, draft_pass.request_of_row)]
         if self.window_size:
             newest = batch.first_position + batch.num_valid - 1
             kept = newest[:, None] + torch.arange(1 - self.window_size, 1, device=positions.device)
             self.window[batch.rows] = source[index(kept, requests[:, None])]
         return hidden
 
-    def _draft(
-        self,
-        batch: DraftBatch,
-        layout: DraftLayout,
-        metadata: AttentionMetadata,
-        hidden: torch.Tensor,
-        last_rows: torch.Tensor,
-    ) -> None:
+    def _draft(self, batch: DraftBatch, draft_pass: DraftPass, hidden: torch.Tensor) -> None:
         """Run the modules in turn; draft m is chosen from module m's logits at each request's last live row."""
         target_hidden = hidden
         for module in range(self.num_modules):
             weights = 0 if "module_0_everywhere" in self.faults else module
             output, last_hidden = self.modules.run(
-                weights, batch, layout.indices.request_of_row, metadata, hidden, module + 1, last_rows
+                weights, batch, draft_pass.request_of_row, draft_pass.metadata, hidden, module + 1, draft_pass.last_rows
             )
             self.modules.draft(module, batch, last_hidden)
             hidden = target_hidden if self.hidden_feedback == "target" else output

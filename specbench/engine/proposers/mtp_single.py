@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torch import Tensor
+
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
-from specbench.engine.layers.metadata import RowLayout
+from specbench.engine.layers.metadata import AttentionMetadata, DeviceLayout, RowLayout
 from specbench.engine.models.registry import module_cache_groups, module_weight_bytes
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.mtp_modules import DraftModules
-from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
+from specbench.engine.proposers.proposer import DraftBatch, MixedRows, ProposerRequirements
 from specbench.engine.proposers.row_indices import row_indices
 
 #: A checkpoint with several modules drafts with its first.
@@ -28,6 +30,7 @@ class SingleModuleMTP:
     """The proposer."""
 
     is_capturable = True
+    is_capturable_mixed = True
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         self.config = config
@@ -49,14 +52,8 @@ class SingleModuleMTP:
         self.modules = DraftModules(self.config, self.checkpoint, target, num_modules=1)
 
     def propose(self, batch: DraftBatch) -> None:
-        indices = row_indices(batch.query_start_loc_np, self.device)
-        layout = RowLayout(batch.query_start_loc_np, batch.first_position, batch.num_valid, batch.max_seq_lens_np)
-        metadata = self.modules.metadata_builder.build(batch.block_tables, layout)
-        last_rows = indices.query_start + batch.num_valid - 1
-        _, hidden = self.modules.run(
-            MODULE, batch, indices.request_of_row, metadata, batch.hidden_states, lookahead=1, last_rows=last_rows
-        )
-        if all(batch.is_partial_np):
+        hidden = self._follow(batch) if batch.mixed is None else self._follow_mixed(batch, batch.mixed)
+        if not batch.is_read:
             return
         self.modules.draft(0, batch, hidden)
         num_requests = len(batch.rows)
@@ -71,6 +68,31 @@ class SingleModuleMTP:
             requests = row_indices(single_rows, self.device).request_of_row
             hidden, _ = self.modules.run(MODULE, batch, requests, metadata, hidden, lookahead=1)
             self.modules.draft(index, batch, hidden)
+
+    def _follow(self, batch: DraftBatch) -> Tensor:
+        """The first pass: the module's hidden at each request's last valid row, [num_requests, hidden]."""
+        indices = row_indices(batch.query_start_loc_np, self.device)
+        layout = RowLayout(batch.query_start_loc_np, batch.first_position, batch.num_valid, batch.max_seq_lens_np)
+        metadata = self.modules.metadata_builder.build(batch.block_tables, layout)
+        last_rows = indices.query_start + batch.num_valid - 1
+        return self._run_rows(batch, indices.request_of_row, metadata, last_rows)
+
+    def _follow_mixed(self, batch: DraftBatch, rows: MixedRows) -> Tensor:
+        """The same where the device alone knows how many rows each request has."""
+        layout = DeviceLayout.of(
+            rows.num_target_rows, batch.first_position, rows.num_rows, max(batch.max_seq_lens_np), batch.num_valid
+        )
+        metadata = self.modules.metadata_builder.build_on_device(batch.block_tables, layout)
+        last_rows = (rows.target_start + batch.num_valid - 1).clamp_min_(0)
+        return self._run_rows(batch, layout.request_of_row, metadata, last_rows)
+
+    def _run_rows(
+        self, batch: DraftBatch, request_of_row: Tensor, metadata: AttentionMetadata, last_rows: Tensor
+    ) -> Tensor:
+        _, hidden = self.modules.run(
+            MODULE, batch, request_of_row, metadata, batch.hidden_states, lookahead=1, last_rows=last_rows
+        )
+        return hidden
 
     def release(self, rows: list[int]) -> None:
         """Nothing was kept."""

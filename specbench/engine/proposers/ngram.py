@@ -20,6 +20,7 @@ class NgramLookup:
     """The proposer. It remembers nothing."""
 
     is_capturable = True
+    is_capturable_mixed = True
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         self.k = config.num_speculative_tokens
@@ -38,7 +39,7 @@ class NgramLookup:
         """Nothing to load."""
 
     def propose(self, batch: DraftBatch) -> None:
-        if all(batch.is_partial_np):
+        if not batch.is_read:
             return
         # A verification commits one token more than it has rows at most, a final chunk one.
         token_ids = batch.token_pool[batch.rows, : max(batch.max_seq_lens_np) + 1]

@@ -34,6 +34,8 @@ class ProposerRequirements:
     fixed_bytes: int
     #: Bytes of the proposer's own weights.
     weight_bytes: int = 0
+    #: Rows of drafting's first pass behind a verification, where they are not the verification's.
+    num_draft_rows: int = 0
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -53,6 +55,23 @@ class AdmittedRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class MixedRows:
+    """The rows of a recorded step with chunks of prompts, whose counts the device alone knows."""
+
+    #: Rows that a pass over all requests lays out, those that are left over at its end.
+    num_rows: int
+    # [num_requests] int64: rows of each request in the target's layout, where they follow each other
+    num_target_rows: torch.Tensor
+    # [num_requests] bool: a chunk of a prompt rather than a verification
+    is_chunk: torch.Tensor
+
+    @property
+    def target_start(self) -> torch.Tensor:
+        """[num_requests] int64: first row of each request in the target's layout."""
+        return self.num_target_rows.cumsum(0) - self.num_target_rows
+
+
+@dataclass(frozen=True, slots=True)
 class DraftBatch:
     """One verified and committed step, as a proposer sees it. Tensors over requests are in batch order.
 
@@ -62,6 +81,9 @@ class DraftBatch:
     # [num_requests] int64: persistent rows; the same on the host, empty while a graph is recorded
     rows: torch.Tensor
     rows_np: Sequence[int]
+    #: None where the host knows how many rows each request has, as below; else these fields are empty, and the last
+    #: request is one of padding.
+    mixed: MixedRows | None
     # [num_requests + 1]: rows of the target's layout, on the host
     query_start_loc_np: tuple[int, ...]
     # [num_requests] int64: position of each request's first row
@@ -96,6 +118,11 @@ class DraftBatch:
     admitted: Sequence[AdmittedRequest]
     #: How drafts are drawn; None where each is the argmax.
     sampling: DraftSampling | None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody reads a draft of this batch, as far as the host knows."""
+        return self.mixed is not None or not all(self.is_partial_np)
 
     def sample_draft(self, index: int, logits: torch.Tensor) -> torch.Tensor:
         """Choose draft `index` of every request from fp32 logits [num_requests, vocab], write it and return it,
@@ -138,6 +165,8 @@ class Proposer(Protocol):
     #: Whether drafting behind a verification depends on the batch's shape and tensors alone, with nothing asked of the
     #: host and nothing waited for: then it can be recorded once and replayed.
     is_capturable: bool
+    #: Whether the same holds behind steps with chunks of prompts, where `DraftBatch.mixed` says which rows there are.
+    is_capturable_mixed: bool
 
     def requirements(self) -> ProposerRequirements:
         """Known before anything is loaded or allocated."""

@@ -31,6 +31,7 @@ class StubProposer:
 
     #: What it wants accepted is decided on the host.
     is_capturable = False
+    is_capturable_mixed = False
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         assert config.drafts is not None
@@ -61,7 +62,7 @@ class StubProposer:
     def propose(self, batch: DraftBatch) -> None:
         for request in batch.admitted:
             self._admit(request)
-        if all(batch.is_partial_np):
+        if not batch.is_read:
             return
         device = self.text.device
         wanted_np = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench.engine.execution.cuda_graphs import CapturedForward, CapturedStep
+from specbench.engine.execution.cuda_graphs import CapturedMixed, CapturedStep
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.scheduling.step import DECODE, SchedulerOutput
 from specbench.generate import GenerateRequest
@@ -47,23 +47,23 @@ class Replays:
     """Which steps with content were found among the recorded ones, by kind; and how many were not."""
 
     def __init__(self, engine: LLMEngine) -> None:
-        self.steps: list[CapturedStep | CapturedForward] = []
+        self.steps: list[CapturedStep | CapturedMixed] = []
         self.num_eager = 0
         self._steps = engine.runner.captured_steps
-        self._find, self._find_forward = self._steps.find, self._steps.find_forward
-        self._steps.find, self._steps.find_forward = self.find, self.find_forward  # type: ignore[method-assign]
+        self._find, self._find_mixed = self._steps.find, self._steps.find_mixed
+        self._steps.find, self._steps.find_mixed = self.find, self.find_mixed  # type: ignore[method-assign]
 
     def find(self, output: SchedulerOutput) -> CapturedStep | None:
         found = self._find(output)
         self._count(output, found, is_due=all(mode == DECODE for mode in output.modes))
         return found
 
-    def find_forward(self, output: SchedulerOutput) -> CapturedForward | None:
-        found = self._find_forward(output)
+    def find_mixed(self, output: SchedulerOutput) -> CapturedMixed | None:
+        found = self._find_mixed(output)
         self._count(output, found, is_due=True)
         return found
 
-    def _count(self, output: SchedulerOutput, found: CapturedStep | CapturedForward | None, is_due: bool) -> None:
+    def _count(self, output: SchedulerOutput, found: CapturedStep | CapturedMixed | None, is_due: bool) -> None:
         if output.content and found is not None:
             self.steps.append(found)
         self.num_eager += is_due and found is None
@@ -129,5 +129,5 @@ def test_chunks_with_clips_are_replayed(
     engine = make_engine(folder, k, cuda_graphs=True, pipeline_depth=1, **settings, **device)
     replays = Replays(engine)
     assert outputs(engine, requests) == outputs(make_engine(folder), requests)
-    assert sum(isinstance(step, CapturedForward) for step in replays.steps) >= num_requests
+    assert sum(isinstance(step, CapturedMixed) for step in replays.steps) >= num_requests
     assert replays.num_eager == 0

@@ -229,7 +229,7 @@ def test_a_replay_equals_the_functions_bit_for_bit(folder: Path, proposer: str, 
             if is_replayed:
                 captured.forward()
                 captured.verify(is_sampled=False)
-                captured.draft(is_sampled=False, has_features=False)
+                captured.draft(is_drawn=False, has_features=False)
                 hidden = captured.real_requests(SchedulerOutput(0, rows=[0] * 3)).hidden.hidden_states
             else:
                 stages, forwarded = engine.runner.stages, captured._run_forward()
@@ -271,8 +271,8 @@ def test_chunks_of_prompts_are_replayed_by_their_number_of_rows(
     settings = {"max_num_batched_tokens": 16, "max_num_seqs": 2, "max_model_len": 48, "attention_backend": "triton"}
     engine = make_engine(folder, k, cuda_graphs=True, pipeline_depth=1, **settings, **device)
     num_rows: list[int] = []
-    find = engine.runner.captured_steps.find_forward
-    engine.runner.captured_steps.find_forward = lambda output: num_rows.append(output.total_tokens) or find(output)
+    find = engine.runner.captured_steps.find_mixed
+    engine.runner.captured_steps.find_mixed = lambda output: num_rows.append(output.total_tokens) or find(output)
     assert outputs(engine, requests) == expected
     assert len(num_rows) > 1 and min(num_rows) < 16
     check_nothing_was_written_for_padding(engine)
