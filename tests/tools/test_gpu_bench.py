@@ -223,15 +223,19 @@ def test_an_interval_of_the_median_between_order_statistics():
     assert (Shares.of(range(5)).low, Shares.of(range(6)).low, Shares.of(range(9)).low) == (0, 0, 1)
 
 
-def test_steps_that_lengthen_evenly_cost_both_kinds_of_blocks_alike():
-    """And what a recorded step takes longer is found to the percent, beside none in blocks that are alike."""
+def test_steps_that_lengthen_cost_both_kinds_of_blocks_alike():
+    """Evenly, or by a jump in one group of three: what a recorded step takes longer is found, beside none in blocks
+    that are alike."""
     differences: dict[bool, list[float]] = {False: [], True: []}
     for seed in range(4):
         blocks = Blocks(random.Random(seed))
-        for number in range(9 * 4 * BLOCK_STEPS + 3):
-            is_a, is_recorded = blocks.is_a, blocks.is_a and not blocks.is_null
-            blocks.add((1 + number / 1000) * (1.01 if is_recorded else 1.0), 0.0, is_a)
+        for number in range(12 * 4 * BLOCK_STEPS + 3):
+            step_s = 1 + number / 1000 + number // 64 / 50
+            blocks.add(step_s * (1.01 if blocks.is_recorded else 1.0), 0.0)
         for is_null in differences:
             differences[is_null] += blocks.differences(is_null)
-    assert (len(differences[False]), len(differences[True])) == (20, 16)
-    assert differences[False] == pytest.approx([0.01] * 20) and differences[True] == pytest.approx([0.0] * 16, abs=1e-9)
+    assert len(differences[False]) == len(differences[True]) == 24
+    real, null = (Shares.of(differences[is_null]) for is_null in (False, True))
+    assert (real.low, real.median, real.high) == pytest.approx((0.01, 0.01, 0.01), abs=1e-9)
+    assert (null.low, null.median, null.high) == pytest.approx((0, 0, 0), abs=1e-9)
+    assert max(differences[True]) > 0.004

@@ -8,8 +8,9 @@ of `step` takes would not do: with steps that overlap, whatever the host does be
 call and shortens the next by as much, so that the calls tell the host's work and not what it costs.
 
 Four blocks make a group, in the order ABBA or BAAB by a coin, so that a step that lengthens evenly with its context
-counts for both alike. In every second group A records and B does not; in the others neither does, which shows how far
-apart the measurement finds two things that are the same.
+counts for both alike; where it lengthens by a jump (all contexts reach another tile of keys at once) one group is off,
+either way, and the median does not mind. Of two groups in a row, in one A records and B does not; in the other neither
+does, which shows how far apart the measurement finds two things that are the same.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ from specbench.run_directory import Journal, RunDirectory
 from .cases import Settings, submit_batch, synchronize
 
 #: Steps of a block, and its first ones, which do not count: the host's work of a step shows one or two steps later.
-BLOCK_STEPS, NUM_LEFT_OUT = 8, 2
+BLOCK_STEPS, NUM_LEFT_OUT = 6, 2
+_GROUP_STEPS = 4 * BLOCK_STEPS
 _CONFIDENCE = 0.95
 
 
@@ -95,43 +97,61 @@ class RecordingCost:
     host_without_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Four blocks."""
+
+    #: Whether the order is BAAB.
+    begins_with_b: bool
+    #: Whether A records no more than B.
+    is_null: bool
+    #: Seconds from end to end of the steps that count.
+    a_s: list[float] = field(default_factory=list)
+    b_s: list[float] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class Blocks:
     """Times of one run of a batch."""
 
     coins: random.Random
-    #: group -> (A, B), seconds from end to end
-    seconds: list[tuple[list[float], list[float]]] = field(default_factory=list)
+    groups: list[Group] = field(default_factory=list)
     #: recorded -> seconds of host time behind the end of a step
-    host: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
-    is_first_swapped: bool = False
+    host_s: dict[bool, list[float]] = field(default_factory=lambda: {True: [], False: []})
     num_steps: int = 0
+
+    def __post_init__(self) -> None:
+        self._begin_group()
+
+    def _begin_group(self) -> None:
+        is_second = len(self.groups) % 2 == 1
+        is_null = not self.groups[-1].is_null if is_second else self.coins.random() < 0.5
+        self.groups.append(Group(self.coins.random() < 0.5, is_null))
 
     @property
     def is_a(self) -> bool:
         """Whether the step to come belongs to A."""
-        block = self.num_steps // BLOCK_STEPS % 4
-        if self.num_steps % (4 * BLOCK_STEPS) == 0:
-            self.is_first_swapped = self.coins.random() < 0.5
-        return (block in (0, 3)) != self.is_first_swapped
+        return (self.num_steps % _GROUP_STEPS // BLOCK_STEPS in (0, 3)) != self.groups[-1].begins_with_b
 
     @property
-    def is_null(self) -> bool:
-        return self.num_steps // (4 * BLOCK_STEPS) % 2 == 1
+    def is_recorded(self) -> bool:
+        """Whether the step to come is."""
+        return self.is_a and not self.groups[-1].is_null
 
-    def add(self, passed_s: float, host_s: float, is_a: bool) -> None:
-        group = self.num_steps // (4 * BLOCK_STEPS)
-        if group == len(self.seconds):
-            self.seconds.append(([], []))
+    def add(self, passed_s: float, host_s: float) -> None:
+        """The step that came."""
+        group = self.groups[-1]
         if self.num_steps % BLOCK_STEPS >= NUM_LEFT_OUT:
-            self.seconds[group][0 if is_a else 1].append(passed_s)
-            self.host[is_a and not self.is_null].append(host_s)
+            (group.a_s if self.is_a else group.b_s).append(passed_s)
+            self.host_s[self.is_recorded].append(host_s)
         self.num_steps += 1
+        if self.num_steps % _GROUP_STEPS == 0:
+            self._begin_group()
 
     def differences(self, is_null: bool) -> list[float]:
-        """Of whole groups."""
-        whole = self.seconds[: self.num_steps // (4 * BLOCK_STEPS)]
-        return [statistics.mean(a) / statistics.mean(b) - 1 for a, b in whole[is_null::2]]
+        """A over B of whole groups."""
+        whole = [group for group in self.groups[:-1] if group.is_null == is_null]
+        return [statistics.mean(group.a_s) / statistics.mean(group.b_s) - 1 for group in whole]
 
 
 def recording_cost(engine: LLMEngine, settings: Settings, batch: int, num_output: int, rounds: int) -> RecordingCost:
@@ -143,9 +163,9 @@ def recording_cost(engine: LLMEngine, settings: Settings, batch: int, num_output
             runs.append(_run(engine, settings, batch, num_output, journal, random.Random(number)))
     real, null = ([one for run in runs for one in run.differences(is_null)] for is_null in (False, True))
     if not real or not null:
-        raise ValueError(f"{num_output} output tokens hold no two groups of {4 * BLOCK_STEPS} steps; ask for more")
-    seconds = [one for run in runs for group in run.seconds for part in group for one in part]
-    host = {is_on: statistics.median([one for run in runs for one in run.host[is_on]]) for is_on in (True, False)}
+        raise ValueError(f"{num_output} output tokens hold no two groups of {_GROUP_STEPS} steps; ask for more")
+    seconds = [one for run in runs for group in run.groups for one in (*group.a_s, *group.b_s)]
+    host = {is_on: statistics.median([one for run in runs for one in run.host_s[is_on]]) for is_on in (True, False)}
     return RecordingCost(Shares.of(real), Shares.of(null), statistics.median(seconds), host[True], host[False])
 
 
@@ -158,15 +178,14 @@ def _run(
     blocks, previous_end_s = Blocks(coins), None
     synchronize(settings.device)
     while engine.has_requests:
-        is_a = blocks.is_a
-        SwitchedSteps.is_on = is_a and not blocks.is_null
+        SwitchedSteps.is_on = blocks.is_recorded
         finished, step = engine.step()
         if SwitchedSteps.is_on and step is not None:
             journal.append_engine_step(step)
         host_end_s = engine.clock()
         if step is not None and not finished and not step.num_prefill_tokens and step.num_decode_requests == batch:
             if previous_end_s is not None:
-                blocks.add(step.end_s - previous_end_s, host_end_s - step.end_s, is_a)
+                blocks.add(step.end_s - previous_end_s, host_end_s - step.end_s)
             previous_end_s = step.end_s
         _journal(journal, finished)
     SwitchedSteps.is_on = True

@@ -344,10 +344,11 @@ def recording(bench: Bench) -> list[Verdict]:
     print(
         f"{shape} batch {batch}: steps with records over steps without {cost.share.text()}; alike over alike "
         f"{cost.null.text()}; step {1e3 * cost.step_s:.3f} ms\nhost time behind the end of a step: "
-        f"{1e6 * cost.host_with_s:.0f} us with, {1e6 * cost.host_without_s:.0f} us without"
+        f"{1e6 * cost.host_with_s:.0f} us with, {1e6 * cost.host_without_s:.0f} us without; steps that overlap hide it"
     )
     name = f"recording at {batch} requests: share of a step"
-    by_itself = Verdict(f"{name}, its own host time", alone_s / cost.step_s, goals.RECORDING_SHARE)
+    own_s = cost.host_with_s - cost.host_without_s
+    by_itself = Verdict(f"{name}, its own host time", own_s / cost.step_s, goals.RECORDING_SHARE)
     return [Verdict(name, cost.share.median, goals.RECORDING_SHARE), by_itself]
 
 

@@ -28,7 +28,8 @@ def on_a_real_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_auto_takes_the_first_that_can_and_says_why() -> None:
     choice = choose_backend("auto", "cpu", "float32", {"window"})
     assert (choice.name, choice.reason) == ("torch", "triton does not run on cpu")
-    assert choose_backend("auto", "cuda:1", "bfloat16", {"relative_bias"}).name == "triton"
+    choice = choose_backend("auto", "cuda:1", "bfloat16", {"relative_bias"})
+    assert choice.name == "triton" and "on an H200 it took" in choice.reason
 
 
 @pytest.mark.usefixtures("on_a_real_device")

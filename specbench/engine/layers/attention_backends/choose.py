@@ -37,9 +37,13 @@ class BackendLine:
     is_capturable: bool
     #: Package that must be installed beside torch.
     package: str | None = None
+    #: What is to be known of its speed.
+    speed: str = ""
 
 
-#: The order in which `auto` asks.
+#: The order in which `auto` asks, the fastest first. Figures are those of tools/bench_gpu.py on one H200, a layer of 32
+#: heads over 8 key heads; beside those named, Triton's kernel took less in every case: decoding at 1 to 16 requests, 9
+#: rows at 1 to 64, prompts of 1,024 tokens.
 BACKENDS = {
     "triton": BackendLine(
         "triton_backend.TritonAttention",
@@ -48,6 +52,7 @@ BACKENDS = {
         frozenset({"cuda"}),
         is_capturable=True,
         package="triton",
+        speed="on an H200 it took 134 us for 9 rows of 16 requests over 8,192 tokens, flashinfer 163",
     ),
     "torch": BackendLine(
         "torch_backend.TorchAttention",
@@ -63,6 +68,7 @@ BACKENDS = {
         frozenset({"cuda"}),
         is_capturable=True,
         package="flashinfer",
+        speed="it compiles its kernels on first use, for about half a minute",
     ),
 }
 
@@ -82,12 +88,12 @@ def choose_backend(name: str, device: str, dtype: str, features: Iterable[Attent
     able = [other for other, refusal in refusals.items() if refusal is None]
     if name == "auto":
         before = list(refusals.items())[: list(refusals).index(able[0])]
-        return BackendChoice(
-            able[0], "; ".join(f"{other} {refusal}" for other, refusal in before) or "the fastest here"
-        )
+        reasons = [f"{other} {refusal}" for other, refusal in before] or [BACKENDS[able[0]].speed]
+        return BackendChoice(able[0], "; ".join(reasons))
     if refusals[name] is not None:
         raise UserError(f"engine.attention_backend: {name} {refusals[name]}; say {' or '.join(able)}, or auto")
-    return BackendChoice(name, "as asked")
+    speed = BACKENDS[name].speed
+    return BackendChoice(name, f"as asked; {speed}" if speed else "as asked")
 
 
 def choose_graphs(asked: str, backend: str, device: str) -> BackendChoice:
