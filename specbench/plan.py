@@ -439,6 +439,7 @@ def make_engine_config(config: RunConfig, checkpoint: Path, memory_limit: int | 
         shard=Shard(0, config.parallel.tensor_parallel_size, _has_whole_experts(config)),
         rank_start=config.parallel.start,
         rank_timeout_s=config.parallel.timeout_s,
+        rank_all_reduce=config.parallel.all_reduce,
         load=config.model.load,
         quantised_weights=config.model.quantised_weights,
     )

@@ -61,7 +61,7 @@ from specbench.record_columns import RequestSteps
 from specbench.records import EngineStep, RequestRecord
 from specbench.submission import Client, Submission
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _NO_PROPOSER = ProposerRequirements(num_speculative_tokens=0, cache_groups=(), num_prompt_lookahead=0, fixed_bytes=0)
 
 
@@ -105,7 +105,7 @@ class LLMEngine:
         self.model = build_model(
             checkpoint,
             self.model_config,
-            _DTYPES[config.dtype],
+            DTYPES[config.dtype],
             device,
             make_backend(config.attention_backend),
             parallel,

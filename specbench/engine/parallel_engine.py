@@ -17,13 +17,16 @@ import torch
 from torch.distributed import Store
 
 from specbench.engine.config import EngineConfig
+from specbench.engine.execution.peer_memory import RowKind
 from specbench.engine.execution.rank_groups import LOOPBACK, RankGroups, join_groups
 from specbench.engine.execution.rank_processes import START_TIMEOUT_S, RankProcesses, find_launched, rank_device
 from specbench.engine.execution.step_message import CLOSE, REPLAY, STEP, StepMessage
 from specbench.engine.execution.step_results import PendingStep
-from specbench.engine.llm_engine import LLMEngine, plan_engine_memory
+from specbench.engine.llm_engine import DTYPES, LLMEngine, plan_engine_memory
+from specbench.engine.models.registry import load_model_config, open_checkpoint
 from specbench.engine.replay import check_output
 from specbench.engine.scheduling.step import SchedulerOutput
+from specbench.errors import UserError
 from specbench.generate import GenerateResult
 from specbench.records import EngineStep, OutputCheck
 
@@ -48,6 +51,7 @@ class ParallelEngine(LLMEngine):
         name = processes.announce_engine(config)
         with processes.watching():
             self._groups = _join(processes.store, name, own)
+        on_progress(self._groups.sums_text)
         processes.call_on_failure(self._groups.abort)
         # Loading has collectives where graphs are recorded, and no bound but the start's.
         with processes.watching(allowed_s=START_TIMEOUT_S):
@@ -87,7 +91,15 @@ def with_num_blocks(config: EngineConfig) -> EngineConfig:
 def _join(store: Store, name: str, config: EngineConfig) -> RankGroups:
     launched = find_launched(config.rank_start, config.shard.size)
     host = LOOPBACK if launched is None or launched.host in ("localhost", LOOPBACK) else None
-    return join_groups(store, name, config.shard, torch.device(config.device), host, config.rank_timeout_s)
+    device = torch.device(config.device)
+    kind = None
+    if device.type == "cuda" and config.rank_all_reduce != "nccl":
+        checkpoint = open_checkpoint(config.checkpoint, config.load, config.quantised_weights)
+        kind = RowKind(load_model_config(checkpoint).hidden_size, DTYPES[config.dtype])
+    groups = join_groups(store, name, config.shard, device, host, config.rank_timeout_s, kind)
+    if config.rank_all_reduce == "one_shot" and isinstance(groups.peer_memory, str):
+        raise UserError(f"parallel.all_reduce: one_shot cannot be had ({groups.peer_memory}); say auto or nccl")
+    return groups
 
 
 def serve_engine(store: Store, name: str, config: EngineConfig) -> None:

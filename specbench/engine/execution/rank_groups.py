@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
 
+from specbench.engine.execution.peer_memory import PeerMemory, RowKind, open_peer_memory
 from specbench.engine.execution.step_message import StepMessage
 from specbench.engine.layers.parallel import PeerLost, TensorParallel
 from specbench.engine.shard import Shard
@@ -50,33 +51,58 @@ class RankGroups:
 
     parallel: TensorParallel
     control: Control
-    #: That of `parallel`.
-    data: ProcessGroup
+    #: Those of `parallel`: for collectives that run at once, and for recorded ones.
+    data: tuple[ProcessGroup, ...]
+    #: What small sums go through; else why it is not there.
+    peer_memory: PeerMemory | str
 
     def abort(self) -> None:
-        """Let go of whoever waits in a collective on a GPU. Sockets between processes break by themselves."""
-        if isinstance(self.data, ProcessGroupGloo):
-            return
-        self.data.abort()
+        """Let go of whoever waits for another rank on a GPU. Sockets between processes break by themselves."""
+        if isinstance(self.peer_memory, PeerMemory):
+            self.peer_memory.abort()
+        for group in self.data:
+            if not isinstance(group, ProcessGroupGloo):
+                group.abort()
+
+    @property
+    def sums_text(self) -> str:
+        """How sums over ranks are made, on one line."""
+        if isinstance(self.data[0], ProcessGroupGloo):
+            return "sums over ranks: gloo"
+        if isinstance(self.peer_memory, str):
+            return f"sums over ranks: NCCL ({self.peer_memory})"
+        return f"sums over ranks: over the GPUs' memory for up to {self.peer_memory.max_rows} rows, NCCL for more"
 
 
 def join_groups(
-    store: Store, name: str, shard: Shard, device: torch.device, host: str | None, timeout_s: float
+    store: Store,
+    name: str,
+    shard: Shard,
+    device: torch.device,
+    host: str | None,
+    timeout_s: float,
+    kind: RowKind | None = None,
 ) -> RankGroups:
     """Connect with the other ranks of the engine called `name`; each of them does the same at the same time.
 
     host: the address that this rank listens on; None leaves it to the network's configuration. timeout_s: how long a
-    collective may wait for a rank.
+    collective may wait for a rank. kind: what is summed over the GPUs' memory, where that can be done; None: nothing.
     """
     timeout = timedelta(seconds=timeout_s) + _LATER
     control = _gloo_group(PrefixStore(f"{name}/control", store), shard, host)
     data_store = PrefixStore(f"{name}/data", store)
+    memory: PeerMemory | str = "as asked for" if device.type == "cuda" else "ranks are on CPUs"
     if device.type == "cuda":
-        data = _nccl_group(data_store, shard, device, host, timeout)
+        data = tuple(
+            _nccl_group(PrefixStore(use, data_store), shard, device, host, timeout) for use in ("now", "recorded")
+        )
+        if kind is not None:
+            memory = open_peer_memory(PrefixStore(f"{name}/memory", store), shard, device, kind)
     else:
-        data = _gloo_group(data_store, shard, host)
-        data._set_default_timeout(timeout)  # type: ignore[attr-defined]
-    return RankGroups(TensorParallel(shard, data), Control(control, shard.rank), data)
+        data = (_gloo_group(data_store, shard, host),)
+        data[0]._set_default_timeout(timeout)  # type: ignore[attr-defined]
+    inboxes = memory.inboxes if isinstance(memory, PeerMemory) else None
+    return RankGroups(TensorParallel(shard, data, inboxes), Control(control, shard.rank), data, memory)
 
 
 def _gloo_group(store: Store, shard: Shard, host: str | None) -> ProcessGroup:
@@ -90,11 +116,18 @@ def _gloo_group(store: Store, shard: Shard, host: str | None) -> ProcessGroup:
 def _nccl_group(store: Store, shard: Shard, device: torch.device, host: str | None, timeout: timedelta) -> ProcessGroup:
     if host == LOOPBACK:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    # Left alone it ends this process where another rank has gone, before anybody can say which.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    # What keeps recorded collectives apart from others of their group takes thrice their time: they have their own one.
+    os.environ.setdefault("NCCL_GRAPH_MIXING_SUPPORT", "0")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     group = cast(ProcessGroup, dist.ProcessGroupNCCL(store, shard.rank, shard.size, options))
-    # The first collective connects the ranks: no graph may record that.
-    group.allreduce([torch.zeros(1, device=device)]).wait()
+    # The first collectives connect the ranks: no graph may record that.
+    parallel = TensorParallel(shard, (group,))
+    x = torch.zeros(shard.size, shard.size, device=device)
+    for call in (parallel.all_reduce, parallel.all_gather, parallel.reduce_scatter_channels):
+        call(x)
     torch.cuda.synchronize(device)
     return group
 

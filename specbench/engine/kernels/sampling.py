@@ -63,8 +63,8 @@ class ChunkBests:
     places: Tensor
 
 
-def best_of_chunks(logits: Tensor, noise: NoiseRows | None = None) -> ChunkBests:
-    """The first half of `best_ids`."""
+def best_of_chunks(logits: Tensor, noise: NoiseRows | None = None, first_id: int = 0) -> ChunkBests:
+    """The first half of `best_ids`. first_id: what the first column is, for noise; places count from 0 anyway."""
     num_rows, num_ids = logits.shape
     num_chunks = triton.cdiv(num_ids, _CHUNK)
     values = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=logits.device)
@@ -80,6 +80,7 @@ def best_of_chunks(logits: Tensor, noise: NoiseRows | None = None) -> ChunkBests
         0 if noise is None else noise.stream,
         logits.stride(0),
         num_chunks,
+        first_id,
         NUM_IDS=num_ids,
         BLOCK=_CHUNK,
         HAS_NOISE=noise is not None,
@@ -109,7 +110,8 @@ def _uniform(key, position, stream, ids):
 
 
 @triton.jit(
-    do_not_specialize=("stream", "num_chunks"), do_not_specialize_on_alignment=("keys", "positions", "temperature")
+    do_not_specialize=("stream", "num_chunks", "first_id"),
+    do_not_specialize_on_alignment=("keys", "positions", "temperature"),
 )
 def _best_of_chunk(
     logits,
@@ -121,6 +123,7 @@ def _best_of_chunk(
     stream,
     stride,
     num_chunks,
+    first_id,
     NUM_IDS: tl.constexpr,
     BLOCK: tl.constexpr,
     HAS_NOISE: tl.constexpr,
@@ -135,7 +138,7 @@ def _best_of_chunk(
     scores = tl.load(logits + row * stride + ids, mask=ids < NUM_IDS, other=float("-inf"))
     if HAS_NOISE:  # noqa: SIM102
         if tl.load(temperature + row) != 0:
-            u = _uniform(tl.load(keys + row), tl.load(positions + row), stream, ids)
+            u = _uniform(tl.load(keys + row), tl.load(positions + row), stream, ids + first_id)
             # -log1p(-u), which plain log would round to 0 for small u; those decide.
             rest = 1.0 - u
             variate = tl.where(rest == 1.0, u, -tl.log(rest) * (u / (1.0 - rest)))

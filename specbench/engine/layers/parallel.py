@@ -9,18 +9,22 @@ sums are made once and handed out, so that tokens and accepted counts are equal 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
-from torch.distributed import AllreduceOptions, ReduceScatterOptions
+from torch.distributed import AllreduceOptions, ReduceOp, ReduceScatterOptions
 
+from specbench.engine.kernels.inboxes import Inboxes, PeerInboxes
+from specbench.engine.layers.norm import RMSNorm
 from specbench.engine.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from specbench.engine.kernels.sampling import NoiseRows
 
 
 class PeerLost(RuntimeError):
@@ -30,43 +34,90 @@ class PeerLost(RuntimeError):
 class TensorParallel:
     """One rank's view of the group."""
 
-    def __init__(self, shard: Shard = WHOLE, group: ProcessGroup | None = None) -> None:
-        assert (group is None) == (shard.size == 1)
+    def __init__(
+        self, shard: Shard = WHOLE, groups: Sequence[ProcessGroup] = (), inboxes: PeerInboxes | None = None
+    ) -> None:
+        """groups: the first for collectives that run at once, the last for recorded ones. inboxes: taken for what fits
+        them, a group for everything else."""
+        assert bool(groups) == (shard.size > 1)
         self.shard = shard
         self.rank = shard.rank
         self.size = shard.size
-        self._group = group
+        self._groups = groups
+        self._inboxes = inboxes
+
+    def row_inboxes(self, num_rows: int, like: Tensor) -> Inboxes | None:
+        """Those for `num_rows` rows of hidden states as wide as rows of `like`, where they fit."""
+        if self._inboxes is None:
+            return None
+        inboxes = self._inboxes.rows
+        return inboxes if inboxes.takes(num_rows, like.shape[1], like.element_size()) else None
+
+    def key_inboxes(self, num_rows: int) -> Inboxes | None:
+        """Those for one int64 a row, where they fit."""
+        if self._inboxes is None:
+            return None
+        inboxes = self._inboxes.keys
+        return inboxes if inboxes.takes(num_rows, 1, torch.int64.itemsize) else None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over ranks, in place where `x` is contiguous."""
-        if self._group is None:
+        if not self._groups:
             return x
         x = x.contiguous()
-        _complete(lambda group: group.allreduce([x], _now(AllreduceOptions())), self._group)
+        self._complete(lambda group: group.allreduce([x], _now(AllreduceOptions())))
         return x
+
+    def add_norm(self, norm: RMSNorm, x: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+        """x + the sum over ranks of `part`, and its norm; [T, hidden] each."""
+        inboxes = self.row_inboxes(len(part), part)
+        if inboxes is None:
+            return norm.of_sum(x, self.all_reduce(part))
+        from specbench.engine.kernels.all_reduce import sum_add_norm
+
+        return sum_add_norm(part.contiguous(), x, norm.weight, norm.eps, inboxes)
+
+    def largest(self, keys: Tensor) -> Tensor:
+        """The maximum over ranks, in place."""
+        assert self._groups
+        options = _now(AllreduceOptions())
+        options.reduceOp = ReduceOp.MAX
+        self._complete(lambda group: group.allreduce([keys], options))
+        return keys
 
     def all_gather(self, x: Tensor) -> Tensor:
         """Those of all ranks, in their order: [...] -> [size, ...]."""
-        if self._group is None:
+        if not self._groups:
             return x.unsqueeze(0)
         own, gathered = x.contiguous(), x.new_empty((self.size * x.shape[0], *x.shape[1:]))
-        _complete(lambda group: group._allgather_base(gathered, own, _now(AllgatherOptions())), self._group)
+        self._complete(lambda group: group._allgather_base(gathered, own, _now(AllgatherOptions())))
         return gathered.view(self.size, *x.shape)
 
     def reduce_scatter_channels(self, x: Tensor) -> Tensor:
         """This rank's channels of the sum over ranks: [T, channels] -> [T, channels / size]."""
-        if self._group is None:
+        if not self._groups:
             return x
         by_rank = x.unflatten(1, (self.size, -1)).transpose(0, 1).contiguous().flatten(0, 1)
         own = x.new_empty(x.shape[0], x.shape[1] // self.size)
-        _complete(lambda group: group._reduce_scatter_base(own, by_rank, _now(ReduceScatterOptions())), self._group)
+        self._complete(lambda group: group._reduce_scatter_base(own, by_rank, _now(ReduceScatterOptions())))
         return own
 
     def all_gather_channels(self, x: Tensor) -> Tensor:
         """[T, channels / size] of each rank -> [T, channels]."""
-        if self._group is None:
+        if not self._groups:
             return x
         return self.all_gather(x).transpose(0, 1).flatten(1)
+
+    def _complete(self, begin: Callable[[ProcessGroup], Any]) -> None:
+        is_recorded = len(self._groups) > 1 and torch.cuda.is_current_stream_capturing()
+        try:
+            work = begin(self._groups[-1 if is_recorded else 0])
+            if work is not None:
+                work.wait()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise PeerLost(str(error)) from error
 
 
 def _now(options: Any) -> Any:
@@ -74,17 +125,6 @@ def _now(options: Any) -> Any:
     events."""
     options.asyncOp = False
     return options
-
-
-def _complete(begin: Callable[[ProcessGroup], Any], group: ProcessGroup) -> None:
-    try:
-        work = begin(group)
-        if work is not None:
-            work.wait()
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        raise PeerLost(str(error)) from error
 
 
 #: A model that one rank holds alone.
@@ -108,9 +148,16 @@ class Vocabulary:
 
     def look_up(self, table: Tensor, token_ids: Tensor) -> Tensor:
         """Rows of the split table: [T] -> [T, hidden]. table: [stop - start, hidden]."""
+        inboxes = self.parallel.row_inboxes(len(token_ids), table)
+        if inboxes is not None:
+            from specbench.engine.kernels.all_reduce import look_up
+
+            return look_up(table, token_ids, self.start, inboxes)
         rows = token_ids - self.start
         is_here = (rows >= 0) & (rows < len(table))
-        found = torch.nn.functional.embedding(rows.clamp(0, len(table) - 1), table)
+        rows = rows.clamp(0, len(table) - 1)
+        # The operation named embedding takes several times as long for few rows on a GPU.
+        found = table[rows] if table.is_cuda else torch.nn.functional.embedding(rows, table)
         return self.parallel.all_reduce(found * is_here.unsqueeze(-1))
 
     def gather(self, logits: Tensor) -> Tensor:
@@ -120,9 +167,12 @@ class Vocabulary:
         padded = torch.nn.functional.pad(logits, (0, self._width - logits.shape[1]))
         return self.parallel.all_gather(padded).transpose(0, 1).flatten(1)[:, : self.size]
 
-    def argmax(self, scores: Tensor) -> Tensor:
+    def argmax(self, scores: Tensor, noise: NoiseRows | None = None) -> Tensor:
         """Global ids of the largest of fp32 scores, int64 [R], from own columns [R, stop - start]; of equal ones the
-        lowest. Two numbers a row are sent, not its scores."""
+        lowest. One number a row is sent, not its scores. noise: made inside, on a GPU."""
+        if scores.is_cuda:
+            return self._argmax_on_gpu(scores, noise)
+        assert noise is None
         if self.is_whole:
             return scores.argmax(dim=-1)
         ids = scores.argmax(dim=-1)
@@ -131,3 +181,14 @@ class Vocabulary:
         best = self.parallel.all_gather(torch.stack([values.double(), (ids + self.start).double()], dim=-1))
         rank = best[:, :, 0].argmax(dim=0)
         return best[:, :, 1].gather(0, rank[None])[0].long()
+
+    def _argmax_on_gpu(self, scores: Tensor, noise: NoiseRows | None) -> Tensor:
+        from specbench.engine.kernels.sampling import best_ids
+        from specbench.engine.kernels.split_sampling import best_ids_over_ranks, best_keys, ids_of_keys
+
+        if self.is_whole:
+            return best_ids(scores, noise)
+        inboxes = self.parallel.key_inboxes(len(scores))
+        if inboxes is not None:
+            return best_ids_over_ranks(scores, noise, self.start, inboxes)
+        return ids_of_keys(self.parallel.largest(best_keys(scores, noise, self.start)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from specbench.engine.kernels.inboxes import Inboxes
 from specbench.engine.layers import fusion
 from specbench.engine.layers.metadata import AttentionMetadata
 from specbench.engine.layers.norm import RMSNorm
@@ -57,3 +58,22 @@ class ShortConv:
         assert picked is None
         summed = residual + self(x, cache, slot_mapping, tap_slots)
         return summed, summed if norm is None else norm(summed)
+
+    def add_to_shared(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        cache: Tensor,
+        metadata: AttentionMetadata,
+        group: str,
+        norm: RMSNorm | None,
+        inboxes: Inboxes,
+    ) -> tuple[Tensor, Tensor]:
+        """The same where ranks share the channels: of the sum over ranks of x, each convolving its own. On GPUs."""
+        from specbench.engine.kernels.short_conv import CachedConv
+        from specbench.engine.kernels.split_conv import split_conv_add_norm, sum_own_channels
+
+        conv = CachedConv(self.taps, cache, metadata.slot_mapping[group], metadata.tap_slots[group])
+        weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        own, rows = sum_own_channels(x, inboxes), metadata.paged.step_rows
+        return split_conv_add_norm(own, residual, conv, rows, weight, eps, inboxes)

@@ -86,8 +86,8 @@ class DecoderLayer:
         # x, normed: [T, hidden]: the input, and it after attention_norm -> the output, and it after next_norm
         (kv_cache,) = caches[self._group].layers[self._cache_index]
         attended = self._attention(normed, metadata, attention, rotation, kv_cache)
-        x, normed = self._mlp_norm.of_sum(x, self._parallel.all_reduce(attended))
-        return next_norm.of_sum(x, self._parallel.all_reduce(self._mlp(normed)))
+        x, normed = self._parallel.add_norm(self._mlp_norm, x, attended)
+        return self._parallel.add_norm(next_norm, x, self._mlp(normed))
 
 
 def _read_projections(

@@ -160,6 +160,9 @@ class InklingBlock:
         if self._parallel.size == 1:
             return conv.add_to(residual, x, cache, metadata, self._conv_group, norm, picked)
         assert picked is None
+        inboxes = self._parallel.row_inboxes(len(x), x)
+        if inboxes is not None:
+            return conv.add_to_shared(residual, x.contiguous(), cache, metadata, self._conv_group, norm, inboxes)
         slots, taps = metadata.slot_mapping[self._conv_group], metadata.tap_slots[self._conv_group]
         own = conv(self._parallel.reduce_scatter_channels(x), cache, slots, taps)
         summed = residual + self._parallel.all_gather_channels(own)

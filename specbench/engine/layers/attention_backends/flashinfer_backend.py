@@ -52,6 +52,8 @@ struct BoundedLengths : AttentionVariantBase {
 """
 #: Of FlashInfer's interface: keys up to a bound; tokens before heads in a page; pieces of keys as it sees fit.
 _CAUSAL, _TOKENS_FIRST, _ANY_PIECES = 1, 0, -1
+#: Tables of a plan: a few numbers for each tile of rows and piece of keys, and one for each row.
+_TABLE_BYTES = 2 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,19 +191,16 @@ class _Memory:
         return self._workspace
 
     @contextmanager
-    def staging(self, tables: Tensor) -> Iterator[Tensor]:
+    def staging(self, device: torch.device) -> Iterator[Tensor]:
         """Host memory for tables on their way to the device, used again when its last copy is done."""
-        if not tables.is_cuda:
-            yield torch.empty_like(tables)
+        if device.type == "cpu":
+            yield torch.empty(_TABLE_BYTES, dtype=torch.uint8)
             return
-        free = (
-            index for index, (piece, copied) in enumerate(self._staging) if len(piece) >= len(tables) and copied.query()
-        )
-        found = next(free, None)
+        free = next((index for index, (_, copied) in enumerate(self._staging) if copied.query()), None)
         piece, copied = (
-            (torch.empty(len(tables), dtype=torch.uint8, pin_memory=True), torch.cuda.Event())
-            if found is None
-            else self._staging.pop(found)
+            (torch.empty(_TABLE_BYTES, dtype=torch.uint8, pin_memory=True), torch.cuda.Event())
+            if free is None
+            else self._staging.pop(free)
         )
         yield piece
         copied.record()
@@ -227,30 +226,18 @@ class _PlanShape:
     def num_rows(self) -> int:
         return self.host.query_start_loc_np[-1]
 
-    @property
-    def group(self) -> int:
-        """Heads that share a key head: their rows are rows of one tile."""
-        return self.heads.num_heads // self.heads.num_kv_heads
-
-    def _num_at_once(self, num_processors: int) -> int:
-        """Tiles that run at a time, to which pieces of keys are counted out."""
-        return 2 * num_processors // self.heads.num_kv_heads
-
     def workspace_bytes(self, num_processors: int) -> int:
         """What FlashInfer takes for a plan of this shape: a float for each number of a result, and one for its weight,
         of as many tiles as run at a time, or as a graph has room for."""
-        num_tiles, head_dim = max(self._num_at_once(num_processors), 1), self.heads.head_dim
-        tile_rows = 64 if head_dim >= 256 else 128
+        heads = self.heads
+        group = heads.num_heads // heads.num_kv_heads
+        num_tiles = 2 * num_processors // heads.num_kv_heads
+        tile_rows = 64 if heads.head_dim >= 256 else 128
         if self.is_recorded:
-            most_rows = (self.num_rows - self.num_reqs + 1) * self.group
+            most_rows = (self.num_rows - self.num_reqs + 1) * group
             tile_rows = 16 if most_rows <= 16 else 64 if most_rows <= 64 else tile_rows
-            num_tiles = max(num_tiles, -(-self.num_rows * self.group // tile_rows) + self.num_reqs - 1)
-        return self.heads.num_heads * num_tiles * tile_rows * (head_dim + 1) * 4 + 64
-
-    def table_bytes(self, num_processors: int) -> int:
-        """At most: four numbers for each tile and piece, with tiles of 16 rows, one for each row and each request."""
-        num_tiles = max(self._num_at_once(num_processors), self.num_rows * self.group // 16 + self.num_reqs + 1)
-        return 4 * (4 * num_tiles + self.num_rows + self.num_reqs) + 1024
+            num_tiles = max(num_tiles, -(-self.num_rows * group // tile_rows) + self.num_reqs - 1)
+        return heads.num_heads * max(num_tiles, 1) * tile_rows * (heads.head_dim + 1) * 4 + 64
 
 
 class _Plan:
@@ -262,7 +249,7 @@ class _Plan:
         self._kernel = _kernel(shape.heads.head_dim, dtype)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
         self._workspace = memory.workspace(shape.workspace_bytes(processors), device)
-        self._tables = torch.empty(shape.table_bytes(processors), dtype=torch.uint8, device=device)
+        self._tables = torch.empty(_TABLE_BYTES, dtype=torch.uint8, device=device)
         # [3, num_reqs + 1] int32: first row and first page of each request, and how many keys its last page has
         self._starts = torch.empty(3, shape.num_reqs + 1, dtype=torch.int32, device=device)
         self._num_pages = 0
@@ -279,7 +266,7 @@ class _Plan:
         pages = np.concatenate([[0], np.cumsum(num_pages)]).astype(np.int32)
         self._num_pages = int(pages[-1])
         copy_in(self._starts, np.stack([rows, pages, np.append(num_keys - (num_pages - 1) * shape.block_size, 0)]))
-        with self._memory.staging(self._tables) as staging:
+        with self._memory.staging(self._starts.device) as staging:
             self._layout = self._kernel.plan(
                 self._workspace,
                 self._tables,

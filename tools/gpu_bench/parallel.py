@@ -1,0 +1,261 @@
+"""Steps of a model on one GPU and on several: with NCCL's sums, and with those over the GPUs' memory.
+
+Belongs here: engines on ranks, what a sum takes by itself, speed-ups against their goals. Does not belong here: how a
+step is timed (cases.py), floors of one GPU (floors.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from torch.distributed import Store
+
+from gpu_bench.cases import Drafting, Settings, StepTime, engine_config, measure_step, run_batch
+from gpu_bench.ceilings import Ceilings, measure_ceilings
+from gpu_bench.floors import kv_read, shape_bytes
+from gpu_bench.goals import PARALLEL_SPEEDUP, Verdict
+from gpu_bench.main import conclude, engine_fields
+from gpu_bench.shapes import expert_counts, open_shape, shape_folder
+from specbench.engine.config import EngineConfig
+from specbench.engine.engines import Engines
+from specbench.engine.execution.peer_memory import RowKind
+from specbench.engine.execution.rank_groups import LOOPBACK, RankGroups, join_groups
+from specbench.engine.execution.rank_processes import RankProcesses
+from specbench.engine.layers.norm import RMSNorm
+from specbench.engine.llm_engine import LLMEngine
+from specbench.engine.models.registry import load_model_config
+from specbench.engine.shard import Shard
+
+#: Of one rank, and what sums over several can be made by.
+ALONE = "1"
+WAYS = ("nccl", "one_shot")
+#: Sums of a graph, and replays of it.
+_NUM_SUMS, _NUM_REPLAYS = 64, 20
+_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelStep:
+    """A step on so many ranks."""
+
+    #: ALONE, or how sums are made.
+    way: str
+    time: StepTime
+    floor_s: float
+    #: Of one sum of a step, the norm behind it left out; 0 of one rank.
+    sum_us: float
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=["qwen3_8b", "inkling_8b"])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, help="how sums over ranks are made")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--outputs", type=int, nargs=2, default=[128, 256], help="tokens of the shorter and longer run")
+    parser.add_argument("--prompt", type=int, default=1024)
+    parser.add_argument("--runs", type=int, default=3, help="median of")
+    parser.add_argument("--mtp", type=int, default=0, help="drafts of MTP modules a step, none of them accepted")
+    parser.add_argument("--small", action="store_true", help="tiny shapes: whether it runs")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of EngineConfig")
+    parser.add_argument("-o", "--output", type=Path)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    with TemporaryDirectory() as scratch:
+        settings = Settings(
+            device=torch.device("cuda:0" if options.device == "cuda" else options.device),
+            num_prompt=options.prompt,
+            num_outputs=tuple(options.outputs),
+            num_runs=options.runs,
+            batch_sizes=tuple(options.batches),
+            scratch=Path(scratch),
+            is_small=options.small,
+            engine=engine_fields(options.engine),
+        )
+        ways = options.ways if settings.device.type == "cuda" else WAYS[:1]
+        ceilings = measure_ceilings(settings.device, options.small)
+        print(f"copy {ceilings.bytes_per_s / 1e12:.2f} TB/s; {options.ranks} ranks\n{_HEADER}", flush=True)
+        drafting = Drafting("mtp_multi", options.mtp) if options.mtp else Drafting()
+        verdicts: list[Verdict] = []
+        rows: dict[str, list[ParallelStep]] = {}
+        for shape in options.shapes:
+            rows[shape] = list(_measure_shape(settings, ceilings, shape, drafting, options.ranks, ways))
+            verdicts += [] if options.small or options.mtp else speedup_verdicts(shape, rows[shape])
+    if options.output:
+        options.output.write_text(json.dumps({s: [asdict(row) for row in of] for s, of in rows.items()}, indent=1))
+    return conclude(verdicts, None)
+
+
+_HEADER = (
+    f"{'shape':<14}{'sums':<10}{'batch':>6}{'step ms':>9}{'spread':>8}{'floor':>8}{'ratio':>7}{'speedup':>9}"
+    f"{'a sum us':>10}{'target':>8}{'verify':>8}{'draft':>8}{'prompts':>9}"
+)
+
+
+def _measure_shape(
+    settings: Settings, ceilings: Ceilings, shape: str, drafting: Drafting, num_ranks: int, ways: Sequence[str]
+) -> Iterator[ParallelStep]:
+    """Every batch on one rank, then on several in each way; printed as they come."""
+    folder = shape_folder(shape, settings.scratch if settings.is_small else None)
+    config = engine_config(settings, folder, drafting)
+    weights = shape_bytes(open_shape(folder), *expert_counts(open_shape(folder)))
+    alone: dict[int, float] = {}
+    sums = _sums_us(settings, folder, num_ranks, ways)
+    for way in (ALONE, *ways):
+        size = 1 if way == ALONE else num_ranks
+        with _started(settings, config, size, way) as engine:
+            for batch in settings.batch_sizes:
+                measured = measure_step(engine, settings, batch)
+                num_rows = batch * (drafting.num_drafts + 1)
+                num_bytes = weights.target_read(num_rows) / size
+                if drafting.num_drafts:
+                    num_bytes += weights.draft_read(drafting.num_drafts) / size
+                num_bytes += batch * kv_read(engine.memory.specs, "target", settings.mean_context)
+                floor_s = ceilings.floor_s(num_bytes, weights.target_operations(num_rows) / size)
+                step = ParallelStep(way, measured, floor_s, sums.get((way, batch), 0.0))
+                alone.setdefault(batch, measured.step_s)
+                _print_step(shape, step, alone[batch])
+                yield step
+
+
+def _print_step(shape: str, step: ParallelStep, alone_s: float) -> None:
+    def ms(value: float | None) -> str:
+        return "n/a" if value is None else f"{1e3 * value:.3f}"
+
+    found = step.time
+    print(
+        f"{shape:<14}{step.way:<10}{found.batch:>6}{ms(found.step_s):>9}{found.spread:>8.1%}{ms(step.floor_s):>8}"
+        f"{found.step_s / step.floor_s:>7.2f}{alone_s / found.step_s:>9.2f}{step.sum_us:>10.1f}{ms(found.target_s):>8}"
+        f"{ms(found.verify_s):>8}{ms(found.draft_s):>8}{ms(found.prefill_s):>9}",
+        flush=True,
+    )
+
+
+def speedup_verdicts(shape: str, steps: Sequence[ParallelStep]) -> list[Verdict]:
+    """Of the shape and the batch that have a goal."""
+    by_way = {(step.way, step.time.batch): step.time.step_s for step in steps}
+    return [
+        Verdict(f"{shape}, {way}, batch {batch}: speed-up", by_way[ALONE, batch] / by_way[way, batch], least, True)
+        for (goal_shape, way, batch), least in PARALLEL_SPEEDUP.items()
+        if goal_shape == shape and (way, batch) in by_way
+    ]
+
+
+@contextmanager
+def _started(settings: Settings, config: EngineConfig, size: int, way: str) -> Iterator[LLMEngine]:
+    """An engine, warm at every batch size, and nothing left of it."""
+    changes: dict[str, Any] = {} if way == ALONE else {"rank_all_reduce": way, "shard": Shard(0, size)}
+    start_s = time.perf_counter()
+    said: list[str] = []
+    engines = Engines()
+    with closing(engines):
+        engine = engines.start(replace(config, **changes), time.perf_counter, said.append)
+        for batch in settings.batch_sizes:
+            run_batch(engine, settings, batch, num_output=8, seed=99)
+        sums = next((text for text in said if text.startswith("sums")), "one rank")
+        print(
+            f"   ({Path(config.checkpoint).name}: {sums}; ready in {time.perf_counter() - start_s:.1f} s)", flush=True
+        )
+        yield engine
+        if size > 1:
+            engine.close()  # type: ignore[attr-defined]
+        del engine
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+# ---- A sum by itself
+
+
+def _sums_us(settings: Settings, folder: Path, num_ranks: int, ways: Sequence[str]) -> dict[tuple[str, int], float]:
+    """(way, rows) -> microseconds of one sum with the addition and the norm behind it, less those of the two."""
+    if settings.device.type != "cuda":
+        return {}
+    processes = RankProcesses(num_ranks, None, _TIMEOUT_S, _serve_sums)
+    try:
+        config = engine_config(settings, folder, Drafting())
+        name = processes.announce_engine(replace(config, shard=Shard(0, num_ranks)))
+        processes.store.set(f"{name}/batches", " ".join(str(batch) for batch in settings.batch_sizes))
+        groups = _join(processes.store, name, config, Shard(0, num_ranks), settings.device)
+        found = _time_sums(groups, settings.device, settings.batch_sizes, _hidden_size(config))
+        return {key: value for key, value in found.items() if key[0] in ways}
+    finally:
+        processes.close()
+
+
+def _serve_sums(store: Store, name: str, config: EngineConfig) -> None:
+    """What the other ranks do: the same."""
+    device = torch.device(config.device)
+    torch.cuda.set_device(device)
+    store.set(f"{name}/up/{config.shard.rank}", "1")
+    groups = _join(store, name, config, config.shard, device)
+    batches = [int(size) for size in store.get(f"{name}/batches").decode().split()]
+    _time_sums(groups, device, batches, _hidden_size(config))
+
+
+def _join(store: Store, name: str, config: EngineConfig, shard: Shard, device: torch.device) -> RankGroups:
+    kind = RowKind(_hidden_size(config), torch.bfloat16)
+    return join_groups(store, name, shard, device, LOOPBACK, _TIMEOUT_S, kind)
+
+
+def _hidden_size(config: EngineConfig) -> int:
+    return load_model_config(open_shape(Path(config.checkpoint))).hidden_size
+
+
+@torch.inference_mode()
+def _time_sums(
+    groups: RankGroups, device: torch.device, batches: Sequence[int], hidden: int
+) -> dict[tuple[str, int], float]:
+    from specbench.engine.kernels.all_reduce import sum_add_norm
+
+    norm = RMSNorm(torch.ones(hidden, dtype=torch.bfloat16, device=device), 1e-6)
+    memory = groups.peer_memory
+    found = {}
+    for rows in batches:
+        x = torch.zeros(rows, hidden, dtype=torch.bfloat16, device=device)
+        residual = torch.zeros_like(x)
+
+        local = _replayed_us(partial(norm.of_sum, residual, x))
+        found["nccl", rows] = _replayed_us(partial(_sum_by_nccl, groups, norm, residual, x)) - local
+        if not isinstance(memory, str):
+            by_kernel = partial(sum_add_norm, x, residual, norm.weight, norm.eps, memory.inboxes.rows)
+            found["one_shot", rows] = _replayed_us(by_kernel) - local
+    return found
+
+
+def _sum_by_nccl(groups: RankGroups, norm: RMSNorm, residual: torch.Tensor, x: torch.Tensor) -> object:
+    return norm.of_sum(residual, groups.parallel.all_reduce(x))
+
+
+def _replayed_us(work: Callable[[], object]) -> float:
+    """One of many calls in a graph, as a step replays them."""
+    for _ in range(3):
+        work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(_NUM_SUMS):
+            work()
+    graph.replay()
+    torch.cuda.synchronize()
+    start_s = time.perf_counter()
+    for _ in range(_NUM_REPLAYS):
+        graph.replay()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start_s) / (_NUM_REPLAYS * _NUM_SUMS) * 1e6
