@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,6 +119,20 @@ def test_models_that_it_cannot_do_are_refused() -> None:
         choose_backend("flashinfer", "cuda", "bfloat16", {"relative_bias"})
     with pytest.raises(UserError, match="flashinfer does not run on cpu"):
         choose_backend("flashinfer", "cpu", "float32", ())
+
+
+def test_a_compiler_that_is_missing_is_a_user_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build_and_load() -> None:
+        raise RuntimeError("Could not find nvcc\nand more")
+
+    names = ("flashinfer", "flashinfer.jit", "flashinfer.jit.attention")
+    made = SimpleNamespace(gen_customize_batch_prefill_module=lambda *_: SimpleNamespace(build_and_load=build_and_load))
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, made)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"cannot compile its kernels \(Could not find nvcc\): .* say triton"):
+        UserError, match=r"flashinfer cannot compile its kernels \(Could not find nvcc\): .* say triton"
+    ):
+        flashinfer_backend._kernel(128, torch.bfloat16)
 
 
 def metadata_of(paged: PagedRows) -> AttentionMetadata:

@@ -24,6 +24,7 @@ from torch import Tensor
 from specbench.engine.layers.attention_backends.backend import LayerAttention, ReplayPlans
 from specbench.engine.layers.metadata import AttentionMetadata, HostRows, PagedRows
 from specbench.engine.layers.to_device import copy_in
+from specbench.errors import UserError
 
 #: Keys behind a row's own are not seen, nor those before its window (0: there is none). Scores are compared before they
 #: are scaled, and 5e4 is what FlashInfer takes for infinity.
@@ -331,7 +332,7 @@ class _Plan:
 
 @cache
 def _kernel(head_dim: int, dtype: torch.dtype) -> Any:
-    """Compiled on first use, which takes half a minute."""
+    """Compiled on first use, which takes half a minute. UserError where that fails."""
     from flashinfer.jit.attention import gen_customize_batch_prefill_module
 
     module = gen_customize_batch_prefill_module(
@@ -351,4 +352,11 @@ def _kernel(head_dim: int, dtype: torch.dtype) -> Any:
         "BoundedLengths",
         _VARIANT,
     )
-    return module.build_and_load()
+    try:
+        return module.build_and_load()
+    except (RuntimeError, OSError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise UserError(
+            f"engine.attention_backend: flashinfer cannot compile its kernels ({reason}): it takes nvcc and ninja; "
+            "say triton, which takes neither"
+        ) from error
