@@ -170,8 +170,9 @@ def _attention_inputs(
 ):
     """One row, some of its heads: queries, keys, values, in this order."""
     if MAY_OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
+        # In this order: attention reads lengths and block tables before it waits (see overlap.py).
         tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     KV_WIDTH: tl.constexpr = 2 * KV_HEADS * HEAD_DIM
     row = tl.program_id(0)
     head = (tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS))[:, None]

@@ -3,6 +3,9 @@
 A kernel that may overlap does nothing but ask for constants before it waits; it waits in every program; and it lets the
 next kernel start at once, which waits in its turn. So whoever waits has everything that was launched before it, and the
 time between two kernels is hidden.
+
+One kernel, the one that makes attention's inputs, lets the next start only when it has waited itself. So attention
+finds what was there before that kernel, lengths and block tables, without waiting, and can ask for keys right after.
 """
 
 from __future__ import annotations

@@ -32,7 +32,9 @@ _TILE_KEYS = 64
 _MAX_HEAD_BYTES = 256
 #: Programs that keep every multiprocessor busy: with fewer, the keys of a request are split.
 _FULL_GRID = 256
-#: More programs than this run at once only where each takes less of a multiprocessor's memory.
+#: The same of programs that take a fourth of a multiprocessor each, and of those that take a whole one.
+_FULL_GRID_OF_SMALL, _FULL_GRID_OF_LARGE = 512, 128
+#: More programs than this run at once only where each takes a fourth.
 _MANY_PROGRAMS = 384
 _MAX_SPLITS = 16
 
@@ -95,19 +97,43 @@ def plan_tiles(
     rows_a_tile = tile_rows // group
     is_tile_a_request = max_rows <= rows_a_tile
     num_tiles = num_reqs if is_tile_a_request else num_rows // rows_a_tile + num_reqs
+    pipeline = _pipeline(tile_rows, num_tiles * num_kv_heads, is_wide)
     if num_splits is None:
-        wanted = _FULL_GRID // max(num_tiles * num_kv_heads, 1)
+        wanted = pipeline.full_grid // max(num_tiles * num_kv_heads, 1)
         num_splits = min(1 << max(wanted.bit_length() - 1, 0), _MAX_SPLITS)
-    is_small = is_wide or (tile_rows < 64 and num_tiles * num_kv_heads > _MANY_PROGRAMS)
     return TilePlan(
         tile_rows=tile_rows,
         num_tiles=num_tiles,
         is_tile_a_request=is_tile_a_request,
         num_splits=num_splits,
-        tile_keys=_TILE_KEYS // 2 if is_wide else _TILE_KEYS,
-        num_warps=8 if tile_rows >= 128 else 4,
-        num_stages=2 if is_small else 3,
+        tile_keys=pipeline.tile_keys,
+        num_warps=pipeline.num_warps,
+        num_stages=pipeline.num_stages,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Pipeline:
+    """How a program reads keys, and how many such programs run at once."""
+
+    tile_keys: int
+    num_warps: int
+    num_stages: int
+    full_grid: int
+
+
+def _pipeline(tile_rows: int, num_pairs: int, is_wide: bool) -> _Pipeline:
+    """What was fastest on an H200 at 1 to 64 requests of about 1,200 tokens, 8 key heads; num_pairs: of tile and key
+    head."""
+    if is_wide:
+        return _Pipeline(_TILE_KEYS // 2, 8 if tile_rows >= 128 else 4, 2, _FULL_GRID)
+    if tile_rows <= 16 and num_pairs >= _FULL_GRID_OF_LARGE:
+        return _Pipeline(_TILE_KEYS, 4, 2, _FULL_GRID_OF_SMALL)
+    if tile_rows == 32 and num_pairs > _MANY_PROGRAMS:
+        return _Pipeline(_TILE_KEYS // 2, 2, 3, _FULL_GRID)
+    if tile_rows == 64 and num_pairs <= _FULL_GRID_OF_LARGE:
+        return _Pipeline(_TILE_KEYS, 4, 4, _FULL_GRID_OF_LARGE)
+    return _Pipeline(_TILE_KEYS, 8 if tile_rows >= 128 else 4, 3, _FULL_GRID)
 
 
 def paged_attention(
@@ -261,9 +287,6 @@ def _attend_tile(
     PRECISION: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):
-    if MAY_OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     ROWS: tl.constexpr = BLOCK_M // GROUP
     HEADS: tl.constexpr = KV_HEADS * GROUP
     kv_head = tl.program_id(1)
@@ -271,13 +294,33 @@ def _attend_tile(
     request, tile = _place(query_start_loc, num_reqs, ROWS, IS_TILE_A_REQUEST)
     row_start = tl.load(query_start_loc + request)
     num_rows = tl.load(query_start_loc + request + 1) - row_start - tile * ROWS
-    if num_rows <= 0:
-        return
     live = num_rows
     if HAS_LIVE:
         live = tl.minimum(num_rows, tl.load(num_live + request).to(tl.int32) - tile * ROWS)
     live = tl.minimum(live, ROWS)
     first = tl.load(first_position + request).to(tl.int32) + tile * ROWS
+
+    # Keys of this split: whole tiles, as even as they come.
+    end = first + live
+    start = 0
+    if WINDOW > 0:
+        start = tl.maximum(first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    if IS_SPLIT:
+        split_keys = tl.cdiv(tl.cdiv(end - start, BLOCK_N), num_splits) * BLOCK_N
+        start += split * split_keys
+        end = tl.minimum(start + split_keys, end)
+    if live <= 0:
+        end = start
+    table = block_table + request.to(tl.int64) * table_stride + 1
+    first_keys = start + tl.arange(0, BLOCK_N)
+    block = tl.load(table + first_keys // PAGE, mask=first_keys < end, other=0)
+
+    # What was read so far is as old as the step (see overlap.py).
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    if num_rows <= 0:
+        return
 
     m = tl.arange(0, BLOCK_M)
     row = m // GROUP
@@ -295,36 +338,23 @@ def _attend_tile(
     if HAS_LOG_SCALE:
         row_factor = tl.load(log_scale + token, mask=is_live, other=1.0)
 
-    # Keys of this split: whole tiles, as even as they come.
-    end = first + live
-    start = 0
-    if WINDOW > 0:
-        start = tl.maximum(first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-    if IS_SPLIT:
-        split_keys = tl.cdiv(tl.cdiv(end - start, BLOCK_N), num_splits) * BLOCK_N
-        start += split * split_keys
-        end = tl.minimum(start + split_keys, end)
-    if live <= 0:
-        end = start
-
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     masked_start = start
-    table = block_table + request.to(tl.int64) * table_stride + 1
     if HAS_PLAIN_LOOP:
         plain_end = tl.minimum(first + 1, end)
         if EXTENT > 0:
             plain_end = tl.minimum(first - EXTENT + 1, end)
         masked_start = tl.maximum(plain_end // BLOCK_N * BLOCK_N, start)
-        maximum, total, sums = _attend_keys(
-            maximum, total, sums, q, biases, is_live, row_factor, kv_cache, table, kv_head, start, masked_start, end,
-            first, row, scale,
+        maximum, total, sums, block = _attend_keys(
+            maximum, total, sums, block, q, biases, is_live, row_factor, kv_cache, table, kv_head, start, masked_start,
+            end, first, row, scale,
             KV_HEADS, HEAD_DIM, BLOCK_D, 0, 0, PAGE, HAS_LOG_SCALE, False, BLOCK_N, PRECISION,
         )  # fmt: skip
-    maximum, total, sums = _attend_keys(
-        maximum, total, sums, q, biases, is_live, row_factor, kv_cache, table, kv_head, masked_start, end, end,
-        first, row, scale,
+    maximum, total, sums, block = _attend_keys(
+        maximum, total, sums, block, q, biases, is_live, row_factor, kv_cache, table, kv_head, masked_start, end,
+        end, first, row, scale,
         KV_HEADS, HEAD_DIM, BLOCK_D, EXTENT, WINDOW, PAGE, HAS_LOG_SCALE, True, BLOCK_N, PRECISION,
     )  # fmt: skip
 
@@ -364,7 +394,8 @@ def _place(query_start_loc, num_reqs, ROWS: tl.constexpr, IS_TILE_A_REQUEST: tl.
 
 @triton.jit
 def _attend_keys(
-    maximum, total, sums, q, biases, is_live, row_factor, kv_cache, table, kv_head, start, stop, end, first, row, scale,
+    maximum, total, sums, block, q, biases, is_live, row_factor, kv_cache, table, kv_head, start, stop, end, first,
+    row, scale,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
@@ -376,13 +407,12 @@ def _attend_keys(
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Keys start .. stop - 1, in tiles; those from `end` on are not read. Unmasked: every row sees all of them."""
+    """Keys start .. stop - 1, in tiles; those from `end` on are not read. Unmasked: every row sees all of them. Block
+    numbers are read a tile ahead: keys that wait for theirs in the same turn get half of the pipeline."""
     n = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
     STRIDE: tl.constexpr = KV_HEADS * HEAD_DIM
     keys_of_head = kv_cache + kv_head * HEAD_DIM
-    # Read a tile ahead: keys that wait for their block's number in the same turn get half of the pipeline.
-    block = tl.load(table + (start + n) // PAGE, mask=start + n < end, other=0)
     for tile_start in tl.range(start, stop, BLOCK_N):
         keys = tile_start + n
         is_key = keys < end
@@ -412,7 +442,7 @@ def _attend_keys(
         v = tl.load(keys_of_head + STRIDE + offset[:, None] + d[None, :], mask=is_loaded, other=0.0)
         sums = tl.dot(weights.to(v.dtype), v, sums * kept[:, None], input_precision=PRECISION)
         maximum = new_maximum
-    return maximum, total, sums
+    return maximum, total, sums, block
 
 
 @triton.jit(do_not_specialize=("num_pairs",))
