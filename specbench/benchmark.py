@@ -40,6 +40,7 @@ from specbench.reports.identities import broken_identities
 from specbench.reports.report_files import Report, recompute
 from specbench.run_config import ReportConfig, RunConfig
 from specbench.run_directory import METRICS_FILE, RUN_FILE, EventLog, RunDirectory
+from specbench.signals import Terminated, ignore_signals, terminable
 
 FINGERPRINT_FILE = "fingerprint.json"
 ERROR_FILE = "error.json"
@@ -251,20 +252,28 @@ def _with_drafts(plan: Plan, machinery: Machinery, directory: RunDirectory, cloc
 @contextmanager
 def _honest_ending(runs: Sequence[OpenRun]) -> Iterator[None]:
     """Whatever ends the run, the first of `runs`, early is in run.json of each before it goes on its way."""
-    try:
-        yield
-    except BaseException as error:
-        for run in reversed(runs):
-            num_done = sum(not request.is_warmup for request in run.directory.read_journal().requests)
-            run.record.status, run.record.finished_at = "failed", _now()
-            run.record.error = f"{_reason(error)}, after {num_done} of {len(run.plan.requests)} requests"
-            run.directory.write_run(run.record)
-        if num_done or isinstance(error, KeyboardInterrupt):
-            terminal.say(f"specbench: {run.record.error}; go on with: specbench resume {run.directory.path}")
-        raise
+    with terminable():
+        try:
+            yield
+        except BaseException as error:
+            ignore_signals()
+            _write_ending(runs, error)
+            raise
+
+
+def _write_ending(runs: Sequence[OpenRun], error: BaseException) -> None:
+    for run in reversed(runs):
+        num_done = sum(not request.is_warmup for request in run.directory.read_journal().requests)
+        run.record.status, run.record.finished_at = "failed", _now()
+        run.record.error = f"{_reason(error)}, after {num_done} of {len(run.plan.requests)} requests"
+        run.directory.write_run(run.record)
+    if num_done or isinstance(error, KeyboardInterrupt):
+        terminal.say(f"specbench: {run.record.error}; go on with: specbench resume {run.directory.path}")
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, Terminated):
+        return "ended by SIGTERM"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     return str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"

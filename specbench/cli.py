@@ -21,6 +21,7 @@ from specbench import __version__
 from specbench.errors import UserError, near_name
 from specbench.records import INTERLEAVED
 from specbench.run_config import ALWAYS_WRITTEN, REPORT_FORMATS, RunConfig, known_keys
+from specbench.signals import TERMINATED_EXIT_CODE, Terminated
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -49,7 +50,7 @@ PLUGIN_EXTRAS = {
 OPTUNA_FAILURES = "hydra.sweeper.max_failure_rate"
 INTERRUPTED = 130
 #: Which exit code wins when several apply.
-EXIT_CODES_BY_WEIGHT = (INTERRUPTED, 2, 1, 3, 4, 0)
+EXIT_CODES_BY_WEIGHT = (TERMINATED_EXIT_CODE, INTERRUPTED, 2, 1, 3, 4, 0)
 
 USAGE = """\
 specbench: the instrument that proves a change to speculative decoding.
@@ -91,8 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = [argument for argument in arguments if argument != "--debug"]
     try:
         return _dispatch(arguments)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        return TERMINATED_EXIT_CODE if isinstance(error, Terminated) else INTERRUPTED
     except BrokenPipeError:  # the reader of stdout, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

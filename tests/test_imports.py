@@ -13,7 +13,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 #: The floors of the package, the ground first. A module may import its own floor and those below it.
 FLOORS = (
-    ("records", "errors", "engine.kernels", "engine.shard"),
+    ("records", "errors", "signals", "engine.kernels", "engine.shard"),
     (
         "generate",
         "redaction",

@@ -1,4 +1,7 @@
-"""A rank that dies or hangs, and Ctrl-C: the run ends soon, says why, keeps what is finished, leaves nobody behind."""
+"""A rank that dies or hangs, and Ctrl-C: the run ends soon, says why, keeps what is finished, leaves nobody behind.
+
+Ranks are children of the run, or torchrun's.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,18 @@ PROMPTS = [[random.Random(index).randrange(2, 60) for _ in range(6 + 3 * index)]
 STARTED: list[subprocess.Popen] = []
 
 
+#: Two ranks, and an address on the loopback device for them to meet.
+TORCHRUN = ("torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", "-m")
+
+
 class Run:
     """The command line on two ranks, in a process group of its own."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
         environment.pop("TRITON_INTERPRET", None)  # other tests' kernels run in the interpreter, for minutes
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "specbench.cli", *arguments],
+            [sys.executable, "-m", *launcher, "specbench.cli", *arguments],
             cwd=folder,
             env=environment,
             stderr=subprocess.PIPE,
@@ -56,13 +63,43 @@ class Run:
         return [child for child, command in named if b"spawn_main" in command]
 
     def wait_for_rank(self) -> int:
-        return wait_for(lambda: self.rank_pids(), self.process)[0]
+        return wait_for(self.rank_pids, self.process)[0]
 
     def end(self) -> tuple[int, str, float]:
         """Exit code, what stands on the terminal, and how long that took."""
         start_s = time.monotonic()
         _, said = self.process.communicate(timeout=LONG_S)
         return self.process.returncode, said, time.monotonic() - start_s
+
+
+class TorchRun(Run):
+    """The same, the ranks being torchrun's children."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        super().__init__(folder, *arguments, launcher=TORCHRUN)
+
+    def rank_pid(self, rank: int) -> int:
+        """Of either rank, once it has started."""
+
+        def found() -> list[int]:
+            return [pid for pid, of_rank in _children_by_rank(self.process.pid) if of_rank == str(rank)]
+
+        return wait_for(found, self.process)[0]
+
+
+def _children_by_rank(pid: int) -> list[tuple[int, str]]:
+    """torchrun's children, and the ranks that they have been told."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        told = [(int(child), Path(f"/proc/{child}/environ").read_bytes().split(b"\0")) for child in children]
+    except OSError:
+        return []
+    return [
+        (child, entry.removeprefix(b"RANK=").decode())
+        for child, entries in told
+        for entry in entries
+        if entry.startswith(b"RANK=")
+    ]
 
 
 def wait_for(found: Callable[[], list], process: subprocess.Popen) -> list:
@@ -95,8 +132,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(folder: Path, output: str, *more: str) -> Run:
-    return Run(
-        folder,
+    return Run(folder, *arguments(folder, output, *more))
+
+
+def torchrun(folder: Path, output: str, *more: str) -> TorchRun:
+    return TorchRun(folder, *arguments(folder, output, *more))
+
+
+def arguments(folder: Path, output: str, *more: str) -> tuple[str, ...]:
+    return (
         "model=hf",
         f"model.checkpoint={folder / 'model'}",
         "model.max_model_len=128",
@@ -208,3 +252,102 @@ def test_ranks_do_not_outlive_a_killed_run(folder: Path) -> None:
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end_s:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()
+
+
+# ---- Ranks that torchrun has started
+
+
+def end_of_torchrun(folder: Path, output: str, run: TorchRun, reason: str, bound_s: float = BOUND_S) -> Path:
+    """Its exit code is torchrun's own; what the run has to say stands in run.json and on the terminal."""
+    pids = [pid for pid, _ in _children_by_rank(run.process.pid)]
+    code, said, seconds = run.end()
+    assert (code, seconds < bound_s) == (1, True), (code, seconds, said)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    directory = run_directory(folder, output)
+    assert directory is not None, said
+    record = RunDirectory.open(directory).read_run()
+    assert record.status == "failed" and reason in (record.error or ""), (record.error, said)
+    return directory
+
+
+def test_a_killed_rank_of_torchrun_is_named_and_resume_completes_the_run(folder: Path) -> None:
+    run = torchrun(folder, "torchrun")
+    pid = run.rank_pid(1)
+    wait_for(lambda: [True] * (num_finished(folder, "torchrun") >= 3), run.process)
+    os.kill(pid, signal.SIGKILL)
+    directory = end_of_torchrun(folder, "torchrun", run, f"rank 1 (process {pid}) has gone", LONG_S)
+    check_resumed(folder, directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", range(4))
+def test_a_rank_of_torchrun_killed_before_the_first_step(folder: Path, point: int) -> None:
+    """While it waits for rank 0, connects, and loads."""
+    output = f"torchrun{point}"
+    run = torchrun(folder, output)
+    pid = run.rank_pid(1)
+    wait_for(lambda: [True] * (run_directory(folder, output) is not None), run.process)
+    time.sleep(0.3 * point)
+    os.kill(pid, signal.SIGKILL)
+    end_of_torchrun(folder, output, run, f"rank 1 (process {pid}) has gone")
+
+
+@pytest.mark.slow
+def test_a_rank_of_torchrun_that_hangs_is_named(folder: Path) -> None:
+    run = torchrun(folder, "torchrun_hung", "parallel.timeout_s=4")
+    pid = run.rank_pid(1)
+    wait_for(lambda: [True] * (num_finished(folder, "torchrun_hung") >= 3), run.process)
+    os.kill(pid, signal.SIGSTOP)
+    reason = f"no answer within 4 s from rank 1 (process {pid}) (no sign of life: rank 1 (process {pid}))"
+    end_of_torchrun(folder, "torchrun_hung", run, reason)
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_torchrun(folder: Path) -> None:
+    run = torchrun(folder, "torchrun_interrupted")
+    run.rank_pid(1)
+    wait_for(lambda: [True] * (num_finished(folder, "torchrun_interrupted") >= 3), run.process)
+    os.killpg(run.process.pid, signal.SIGINT)
+    end_of_torchrun(folder, "torchrun_interrupted", run, "interrupted, after")
+
+
+@pytest.mark.slow
+def test_rank_0_of_torchrun_killed(folder: Path) -> None:
+    """Nobody is left who could write run.json; the journal is whole, and the other rank has gone."""
+    run = torchrun(folder, "torchrun_rank_0")
+    pids = [run.rank_pid(0), run.rank_pid(1)]
+    wait_for(lambda: [True] * (num_finished(folder, "torchrun_rank_0") >= 3), run.process)
+    os.kill(pids[0], signal.SIGKILL)
+    code, said, seconds = run.end()
+    assert (code, seconds < BOUND_S) == (1, True), said
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    directory = run_directory(folder, "torchrun_rank_0")
+    assert directory is not None
+    check_resumed(folder, directory)
+
+
+# ---- Hanging in any phase
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_s", [0.2, 1.5, 3.0])
+def test_a_rank_that_stops_while_it_starts_or_loads(folder: Path, delay_s: float) -> None:
+    """Before its first collective nothing waits for it but a sign of life."""
+    output = f"stopped{delay_s}"
+    run = start(folder, output, "parallel.timeout_s=4")
+    pid = run.wait_for_rank()
+    wait_for(lambda: [True] * (run_directory(folder, output) is not None), run.process)
+    time.sleep(delay_s)
+    os.kill(pid, signal.SIGSTOP)
+    check_failed(folder, output, run, [pid], f"rank 1 (process {pid})", LONG_S + 120.0)
+
+
+@pytest.mark.slow
+def test_sigterm_is_an_ending_like_any_other(folder: Path) -> None:
+    run = start(folder, "terminated")
+    pid = run.wait_for_rank()
+    wait_for(lambda: [True] * (num_finished(folder, "terminated") >= 3), run.process)
+    run.process.terminate()
+    code, said, seconds = run.end()
+    assert (code, seconds < BOUND_S) == (143, True), said
+    assert "ended by SIGTERM, after" in said and not Path(f"/proc/{pid}").exists()

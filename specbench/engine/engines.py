@@ -6,22 +6,12 @@ either kind.
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 from collections.abc import Callable, Sequence
 
 import torch
 
 from specbench.engine.config import EngineConfig
-from specbench.engine.execution.rank_processes import (
-    RankProcesses,
-    ended_key,
-    error_text,
-    find_launched,
-    join_launched,
-    serve_engines,
-)
+from specbench.engine.execution.rank_processes import RankProcesses, find_launched, follow_launched
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.parallel_engine import ParallelEngine, serve_engine, with_num_blocks
 from specbench.engine.replay import check_output
@@ -64,19 +54,5 @@ def follow(start: str, size: int) -> None:
     """Where this process is one of several that were started together, and not the first: run what rank 0 says until
     that has ended, and end. Returns at once where it is not."""
     launched = find_launched(start, size)
-    if launched is None or launched.rank == 0:
-        return
-
-    has_ended = threading.Event()
-
-    def say_and_die(error: BaseException) -> None:
-        if has_ended.is_set():  # rank 0 has gone, as it should
-            return
-        print(f"specbench: rank {launched.rank}: {error_text(error)}", file=sys.stderr, flush=True)
-        os._exit(1)
-
-    store = join_launched(launched)
-    serve_engines(store, launched.rank, launched.local_rank, serve_engine, say_and_die)
-    has_ended.set()
-    store.set(ended_key(launched.rank), "1")
-    os._exit(0)  # threads still wait for what rank 0 might say
+    if launched is not None and launched.rank > 0:
+        follow_launched(launched, serve_engine)

@@ -230,7 +230,7 @@ def test_a_killed_rank_ends_the_run(folders: dict[str, Path]) -> None:
     for request in mixed_requests():
         engine.add_request(request, arrival_s=0.0)
     engine.step()
-    (child,) = engines._processes._children  # type: ignore[union-attr]
+    child = engines._processes.peers[0].process  # type: ignore[union-attr]
     child.kill()
     with pytest.raises(RankFailure, match=rf"rank 1 \(process {child.pid}\) was ended by SIGKILL"):
         while engine.has_requests:

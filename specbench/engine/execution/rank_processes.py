@@ -1,12 +1,12 @@
 """The processes of the ranks: started or found, watched, and ended however the run ends.
 
-Belongs here: processes, the store between them, what is known of one that failed. Does not belong here: what a rank
-does (parallel_engine.py), collectives.
+Belongs here: processes, the store between them, what follows when one fails. Does not belong here: one of them
+(rank_peers.py), what a rank does (parallel_engine.py), collectives.
 
 Rank 0 is the process of the run. The others are its children (spawn), or were started beside it (torchrun). A thread
-looks after the children: when one ends, or rank 0 is kept waiting too long in a step, it ends them all, which breaks
-rank 0's collectives, and whoever waits gets a RankFailure that says which rank it was and why. A child whose parent has
-gone ends too.
+looks after them: when one ends, gives no sign of life, or keeps rank 0 waiting too long in a step, it ends those that
+it can, which breaks rank 0's collectives, and whoever waits gets a RankFailure that says which rank it was and why. A
+child whose parent has gone ends too.
 """
 
 from __future__ import annotations
@@ -20,15 +20,27 @@ import signal
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from types import FrameType
 from typing import TYPE_CHECKING
 
+import torch
+
 from specbench.engine.config import EngineConfig
+from specbench.engine.execution.rank_peers import (
+    Child,
+    LastWords,
+    LaunchedPeer,
+    Peer,
+    Silence,
+    announce,
+    error_text,
+    leave_words,
+    say_ended,
+)
 from specbench.engine.layers.parallel import PeerLost
 from specbench.errors import UserError
 
@@ -37,12 +49,14 @@ if TYPE_CHECKING:
 
 #: How often the store is asked.
 _POLL_S = 0.02
-#: How often children are looked at.
+#: How often the other ranks are looked at.
 _WATCH_S = 0.1
 #: After the first sign of trouble, what others have to say is waited for this long.
 _GRACE_S = 1.0
-#: A child that is told to end does so within this, or is killed.
+#: A rank that is told to end does so within this, or is killed.
 _END_S = 5.0
+#: A rank without a sign of life for timeout_s hangs, and for this long at least: an import can take as long.
+_LEAST_SILENCE_S = 10.0
 #: Weights are loaded within this.
 START_TIMEOUT_S = 3600.0
 _END = "end"
@@ -127,10 +141,17 @@ class RankProcesses:
         self._deadline_s: float | None = None
         self._is_ending = threading.Event()
         self._has_failed = threading.Event()
-        self._children: list[SpawnProcess] = []
-        self._connections: list[Connection] = []
-        self._words: dict[int, LastWords] = {}
-        self.store = self._start(serve) if launched is None else join_launched(launched)
+        self.peers: Sequence[Peer] = ()
+        self._is_launched = launched is not None
+        self._words: dict[Peer, LastWords] = {}
+        if launched is None:
+            self.store = self._start(serve)
+        else:
+            self.store = join_launched(launched)
+            self.peers = [LaunchedPeer(rank, self.store) for rank in range(1, size)]
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, self._on_terminate)
+        self._silence = Silence(self.store, size)
         self._watcher = threading.Thread(target=self._watch, name="rank watcher", daemon=True)
         self._watcher.start()
 
@@ -142,6 +163,7 @@ class RankProcesses:
         # Ctrl-C reaches every process of the terminal. Rank 0 ends the others; they inherit that they ignore it.
         is_main_thread = threading.current_thread() is threading.main_thread()
         before = signal.signal(signal.SIGINT, signal.SIG_IGN) if is_main_thread else None
+        children = []
         try:
             for rank in range(1, self.size):
                 receiving, sending = context.Pipe(duplex=False)
@@ -153,9 +175,9 @@ class RankProcesses:
                 )
                 child.start()
                 sending.close()
-                self._children.append(child)
-                self._connections.append(receiving)
+                children.append(Child(rank, child, receiving))
         finally:
+            self.peers = children
             if before is not None:
                 signal.signal(signal.SIGINT, before)
         return store
@@ -203,6 +225,8 @@ class RankProcesses:
                 raise RankFailure(self.failure) from error
             if isinstance(error, PeerLost):
                 raise RankFailure(f"another rank has gone, or does not answer ({error})") from error
+            if isinstance(error, MemoryError | torch.OutOfMemoryError):
+                raise RankFailure(f"rank 0: {error_text(error)}") from error
             raise
         finally:
             self._deadline_s = None
@@ -214,81 +238,89 @@ class RankProcesses:
 
     def _watch(self) -> None:
         while not self._is_ending.wait(_WATCH_S):
-            if any(child.exitcode is not None for child in self._children):
-                reason = self._first_cause()
+            try:
+                failure = self._look()
+            except Exception as error:  # the store has gone, and with it whoever served it
+                failure = f"ranks cannot be reached any more ({error_text(error)})"
+            if failure is not None:
                 if not self._is_ending.is_set():
-                    self._fail(reason)
-                return
-            deadline_s = self._deadline_s
-            if deadline_s is not None and time.monotonic() > deadline_s:
-                self._fail(
-                    f"no answer within {self._allowed_s:g} s from {self._ranks_text()}: a rank hangs, or a step takes "
-                    f"longer than parallel.timeout_s={self.timeout_s:g}"
-                )
+                    self._fail(failure)
                 return
 
-    def _ranks_text(self) -> str:
-        if not self._children:
-            return f"ranks 1 to {self.size - 1}"
-        return ", ".join(f"rank {rank} (process {child.pid})" for rank, child in enumerate(self._children, start=1))
+    def _look(self) -> str | None:
+        """What has gone wrong, if anything has."""
+        if any(peer.has_ended() for peer in self.peers):
+            return self._first_cause()
+        self._silence.look()
+        limit_s = max(self.timeout_s, _LEAST_SILENCE_S)
+        if silent := self._silence.silent(limit_s):
+            return f"{self._names(silent)} hangs: no sign of life for {limit_s:g} s (parallel.timeout_s)"
+        deadline_s = self._deadline_s
+        if deadline_s is None or time.monotonic() <= deadline_s:
+            return None
+        silent = self._silence.silent()
+        hint = f" (no sign of life: {self._names(silent)})" if silent else ""
+        return (
+            f"no answer within {self._allowed_s:g} s from {self._names(range(1, self.size))}{hint}: a rank hangs, or a "
+            f"step takes longer than parallel.timeout_s={self.timeout_s:g}"
+        )
+
+    def _names(self, ranks: Sequence[int]) -> str:
+        return ", ".join(self.peers[rank - 1].name for rank in ranks)
 
     def _first_cause(self) -> str:
-        """Of what children leave behind: an error that is not about another rank, or else a death. Where one has only
+        """Of what ranks leave behind: an error that is not about another rank, or else a death. Where one has only
         lost another, that one has its say first."""
         start_s = time.monotonic()
         while True:
             deaths: list[str] = []
-            for rank, (child, connection) in enumerate(zip(self._children, self._connections, strict=True), start=1):
-                if child.exitcode is None:
+            for peer in self.peers:
+                if not peer.has_ended():
                     continue
-                if rank not in self._words:
-                    self._words[rank] = _last_words(connection)
-                if self._words[rank].text is None:
-                    deaths.append(f"rank {rank} (process {child.pid}) {_death_text(child.exitcode)}")
-            errors = {rank: words for rank, words in self._words.items() if words.text is not None}
-            first = [f"rank {rank}: {words.text}" for rank, words in errors.items() if not words.is_echo]
+                if peer not in self._words:
+                    self._words[peer] = peer.last_words()
+                if self._words[peer].text is None:
+                    deaths.append(f"{peer.name} {peer.death()}")
+            errors = {peer: words for peer, words in self._words.items() if words.text is not None}
+            first = [f"{peer.name}: {words.text}" for peer, words in errors.items() if not words.is_echo]
             waited_s = time.monotonic() - start_s
             if ((first or deaths) and waited_s > _GRACE_S) or waited_s > _END_S:
-                echoes = [f"rank {rank}: {words.text}" for rank, words in errors.items()]
+                echoes = [f"{peer.name}: {words.text}" for peer, words in errors.items()]
                 return next(iter([*first, *deaths, *echoes]))
             time.sleep(_WATCH_S)
 
     def _fail(self, failure: str) -> None:
         self.failure = failure
-        for child in self._children:
-            child.kill()
+        for peer in self.peers:
+            peer.kill()
         for call in self._on_failure:
             with contextlib.suppress(Exception):
                 call()
         self._has_failed.set()
+
+    def _on_terminate(self, number: int, frame: FrameType | None) -> None:
+        """torchrun ends all ranks when one has gone: which one it was is said, where there is time for it."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._has_failed.wait(3 * _GRACE_S)
+        raise RankFailure(self.failure or "ended by SIGTERM from outside")
 
     # ---- The end
 
     def close(self) -> None:
         """End the ranks: those that do not go by themselves are killed. Nothing is left of them when this returns."""
         self._is_ending.set()
+        if self._is_launched and threading.current_thread() is threading.main_thread():
+            # torchrun, which sees that one has been killed, need not end a run that is done, or on its way out.
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        self._watcher.join(_END_S)
         if self.failure is None:
             with contextlib.suppress(Exception):
                 self.store.set(f"engine{self._num_engines}", _END)
         end_s = time.monotonic() + _END_S
-        if not self._children and self.failure is None:
-            # Before this process goes: with it goes what they listen to.
-            keys = [ended_key(rank) for rank in range(1, self.size)]
-            while time.monotonic() < end_s and not self.store.check(keys):
-                time.sleep(_POLL_S)
-        for child in self._children:
-            child.join(max(0.0, end_s - time.monotonic()))
-            if child.is_alive():
-                child.kill()
-                child.join()
-        for connection in self._connections:
-            connection.close()
-        del self.store  # with it goes the port
-
-
-def ended_key(rank: int) -> str:
-    """Set once a rank that was not started by rank 0 has heard that there is no more to do."""
-    return f"ended/{rank}"
+        for peer in self.peers:
+            peer.end(end_s)
+        self.peers = ()
+        del self.store, self._silence  # with the store goes the port
 
 
 def join_launched(launched: Launched) -> Store:
@@ -327,6 +359,31 @@ def _reporting(on_error: Callable[[BaseException], None], serve: ServeEngine, *a
         on_error(error)
 
 
+def follow_launched(launched: Launched, serve: ServeEngine) -> None:
+    """What a process that was started beside rank 0 does: run what that says until it has ended, and end."""
+    # Ctrl-C reaches every process of the terminal. Rank 0 ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    has_ended = threading.Event()
+    store = join_launched(launched)
+
+    def say_and_die(error: BaseException) -> None:
+        if has_ended.is_set():  # rank 0 has gone, as it should
+            return
+        text = error_text(error)
+        leave_words(store, launched.rank, text, is_echo=isinstance(error, PeerLost))
+        print(f"specbench: rank {launched.rank}: {text}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    try:
+        announce(store, launched.rank)
+        serve_engines(store, launched.rank, launched.local_rank, serve, say_and_die)
+    except BaseException as error:
+        say_and_die(error)
+    has_ended.set()
+    say_ended(store, launched.rank)
+    os._exit(0)  # threads still wait for what rank 0 might say
+
+
 def _child_main(rank: int, size: int, port: int, sending: Connection, serve: ServeEngine) -> None:
     _die_with_parent()
 
@@ -336,12 +393,12 @@ def _child_main(rank: int, size: int, port: int, sending: Connection, serve: Ser
         os._exit(1)
 
     try:
-        import torch
-
         from specbench.engine.execution.rank_groups import LOOPBACK, join_store
 
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
-        serve_engines(join_store(LOOPBACK, port), rank, rank, serve, say_and_die)
+        store = join_store(LOOPBACK, port)
+        announce(store, rank)
+        serve_engines(store, rank, rank, serve, say_and_die)
     except BaseException as error:
         say_and_die(error)
     os._exit(0)  # libraries' threads may still wait for other ranks
@@ -358,37 +415,3 @@ def _die_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=wait_for_end, name="parent watcher", daemon=True).start()
-
-
-def error_text(error: BaseException) -> str:
-    """One line, and where it was."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
-
-
-@dataclass(frozen=True, slots=True)
-class LastWords:
-    """What a child said before it ended; no text where it could not."""
-
-    text: str | None
-    #: Whether it is about another rank.
-    is_echo: bool
-
-
-def _last_words(connection: Connection) -> LastWords:
-    try:
-        if connection.poll():
-            is_echo, text = connection.recv()
-            return LastWords(text, is_echo)
-    except (EOFError, OSError):
-        pass
-    return LastWords(None, is_echo=False)
-
-
-def _death_text(exit_code: int) -> str:
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    name = signal.Signals(-exit_code).name
-    hint = ": killed from outside, or by the system for want of memory" if name == "SIGKILL" else ""
-    return f"was ended by {name}{hint}"

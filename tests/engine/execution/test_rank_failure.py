@@ -11,6 +11,7 @@ import torch
 from torch.distributed import Store
 
 from specbench.engine.config import EngineConfig
+from specbench.engine.execution.rank_peers import Child
 from specbench.engine.execution.rank_processes import RankFailure, RankProcesses
 from specbench.engine.layers.parallel import PeerLost
 from tests.engine.harness import engine_config
@@ -38,13 +39,17 @@ def start(size: int, serve: Callable[[Store, str, EngineConfig], None], tmp_path
 
 
 def check_nothing_is_left(processes: RankProcesses) -> None:
+    children = [peer.process for peer in processes.peers if isinstance(peer, Child)]
+    assert len(children) == processes.size - 1
     processes.close()
-    assert not any(child.is_alive() for child in processes._children)
+    assert not any(child.is_alive() for child in children)
 
 
 def test_the_first_cause_is_told(tmp_path: Path) -> None:
     processes, name = start(3, run_out_of_memory, tmp_path)
-    with pytest.raises(RankFailure, match=r"rank 1: OutOfMemoryError: CUDA out of memory\. Tried to allocate 20"):
+    with pytest.raises(
+        RankFailure, match=r"rank 1 \(process \d+\): OutOfMemoryError: CUDA out of memory\. Tried to allocate 20"
+    ):
         processes.wait_until_loaded(name)
     check_nothing_is_left(processes)
 

@@ -1,0 +1,254 @@
+"""The other ranks as rank 0 sees them, and what a rank lets be known of itself: signs of life, last words, its process.
+
+Belongs here: one other rank: is it there, what did it say, how is it ended. Does not belong here: what follows from
+that (rank_processes.py), collectives.
+
+A rank says once a second through the store that it lives: one that is stopped, or whose machine hangs, is noticed in
+any phase of a run, in a collective or not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_BEAT_S = 1.0
+#: Until its first sign of life a rank may take this long: it starts, and imports torch.
+_FIRST_SIGN_S = 120.0
+#: Silence that says something where a rank is late anyway.
+_NOTABLE_SILENCE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """What a rank said before it ended; no text where it could not."""
+
+    text: str | None
+    #: Whether it is about another rank.
+    is_echo: bool
+
+
+class Peer(Protocol):
+    """One other rank."""
+
+    @property
+    def name(self) -> str:
+        """Its number and its process."""
+        ...
+
+    def has_ended(self) -> bool: ...
+
+    def last_words(self) -> LastWords: ...
+
+    def death(self) -> str:
+        """What is known of the end of one without words."""
+        ...
+
+    def end(self, end_s: float) -> None:
+        """Wait until then for it to go by itself, and kill it."""
+        ...
+
+    def kill(self) -> None: ...
+
+
+class Child:
+    """A rank that rank 0 has started."""
+
+    def __init__(self, rank: int, process: SpawnProcess, connection: Connection) -> None:
+        self.process = process
+        self._rank = rank
+        self._connection = connection
+
+    @property
+    def name(self) -> str:
+        return f"rank {self._rank} (process {self.process.pid})"
+
+    def has_ended(self) -> bool:
+        return self.process.exitcode is not None
+
+    def last_words(self) -> LastWords:
+        try:
+            if self._connection.poll():
+                is_echo, text = self._connection.recv()
+                return LastWords(text, is_echo)
+        except (EOFError, OSError):
+            pass
+        return LastWords(None, is_echo=False)
+
+    def death(self) -> str:
+        exit_code = self.process.exitcode
+        assert exit_code is not None
+        if exit_code >= 0:
+            return f"ended with exit code {exit_code}"
+        name = signal.Signals(-exit_code).name
+        return f"was ended by {name}{_WANT_OF_MEMORY if name == 'SIGKILL' else ''}"
+
+    def end(self, end_s: float) -> None:
+        self.process.join(max(0.0, end_s - time.monotonic()))
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self._connection.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+_WANT_OF_MEMORY = ": killed from outside, or by the system for want of memory"
+_ENDED, _WORDS, _PROCESS, _BEAT = "ended", "words", "process", "beat"
+
+
+class LaunchedPeer:
+    """A rank that something else has started. On another machine it is known by what it says alone."""
+
+    def __init__(self, rank: int, store: Store) -> None:
+        self._rank = rank
+        self._store = store
+        #: None until it has said so, and on another machine.
+        self._pid: int | None = None
+
+    @property
+    def name(self) -> str:
+        self._find_process()
+        return f"rank {self._rank}" + ("" if self._pid is None else f" (process {self._pid})")
+
+    def has_ended(self) -> bool:
+        if self._store.check([_key(_WORDS, self._rank)]):
+            return True
+        self._find_process()
+        return self._pid is not None and not _is_running(self._pid)
+
+    def last_words(self) -> LastWords:
+        key = _key(_WORDS, self._rank)
+        if not self._store.check([key]):
+            return LastWords(None, is_echo=False)
+        kind, _, text = self._store.get(key).decode().partition(" ")
+        return LastWords(text, kind == _ECHO)
+
+    def death(self) -> str:
+        return f"has gone{_WANT_OF_MEMORY}"
+
+    def end(self, end_s: float) -> None:
+        key = _key(_ENDED, self._rank)
+        with contextlib.suppress(Exception):  # the store may be gone
+            while time.monotonic() < end_s and not self._store.check([key]) and not self.has_ended():
+                time.sleep(0.02)
+        # What has heard that it should end, and does not, is stopped or hangs.
+        while time.monotonic() < end_s and self._pid is not None and _is_running(self._pid):
+            time.sleep(0.02)
+        self.kill()
+
+    def kill(self) -> None:
+        if self._pid is not None and _is_running(self._pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def _find_process(self) -> None:
+        key = _key(_PROCESS, self._rank)
+        if self._pid is None and self._store.check([key]):
+            host, _, pid = self._store.get(key).decode().rpartition(" ")
+            if host == socket.gethostname():
+                self._pid = int(pid)
+
+
+_ECHO, _CAUSE = "echo", "cause"
+
+
+def announce(store: Store, rank: int) -> None:
+    """Say which process this rank is, and from now on that it lives."""
+    store.set(_key(_PROCESS, rank), f"{socket.gethostname()} {os.getpid()}")
+    threading.Thread(target=_beat, args=(store, rank), name="signs of life", daemon=True).start()
+
+
+def _beat(store: Store, rank: int) -> None:
+    with contextlib.suppress(Exception):  # with rank 0 the store goes
+        while True:
+            store.add(_key(_BEAT, rank), 1)
+            time.sleep(_BEAT_S)
+
+
+def leave_words(store: Store, rank: int, text: str, *, is_echo: bool) -> None:
+    """Last words of a rank that rank 0 has not started."""
+    with contextlib.suppress(Exception):
+        store.set(_key(_WORDS, rank), f"{_ECHO if is_echo else _CAUSE} {text}")
+
+
+def say_ended(store: Store, rank: int) -> None:
+    """That a rank which rank 0 has not started has heard that there is no more to do."""
+    with contextlib.suppress(Exception):
+        store.set(_key(_ENDED, rank), "1")
+
+
+class Silence:
+    """How long each rank has given no sign of life."""
+
+    def __init__(self, store: Store, size: int) -> None:
+        self._store = store
+        now_s = time.monotonic()
+        #: rank -> its last count, and when that was new
+        self._seen = dict.fromkeys(range(1, size), (0, now_s))
+        self._asked_s = now_s
+
+    def look(self) -> None:
+        """Ask the store, once a beat at most."""
+        now_s = time.monotonic()
+        if now_s - self._asked_s < _BEAT_S:
+            return
+        if now_s - self._asked_s > 2 * _BEAT_S:  # this process itself has been stopped
+            self._seen = {rank: (count, now_s) for rank, (count, _) in self._seen.items()}
+        self._asked_s = now_s
+        for rank, (count, _) in self._seen.items():
+            key = _key(_BEAT, rank)
+            current = int(self._store.get(key)) if self._store.check([key]) else 0
+            if current != count:
+                self._seen[rank] = (current, now_s)
+
+    def silent(self, for_s: float = _NOTABLE_SILENCE_S) -> list[int]:
+        """Ranks that have been silent for longer."""
+        now_s = time.monotonic()
+        return [
+            rank
+            for rank, (count, since_s) in self._seen.items()
+            if now_s - since_s > (for_s if count else max(for_s, _FIRST_SIGN_S))
+        ]
+
+
+def error_text(error: BaseException) -> str:
+    """One line, and where it was."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
+
+
+def _key(what: str, rank: int) -> str:
+    return f"{what}/{rank}"
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process of this machine is there, and no zombie."""
+    stat = Path(f"/proc/{pid}/stat")
+    if Path("/proc/self/stat").exists():
+        try:
+            return stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+        except OSError:
+            return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
