@@ -170,14 +170,15 @@ _ECHO, _CAUSE = "echo", "cause"
 def announce(store: Store, rank: int) -> None:
     """Say which process this rank is, and from now on that it lives."""
     store.set(_key(_PROCESS, rank), f"{socket.gethostname()} {os.getpid()}")
+    store.add(_key(_BEAT, rank), 1)
     threading.Thread(target=_beat, args=(store, rank), name="signs of life", daemon=True).start()
 
 
 def _beat(store: Store, rank: int) -> None:
     with contextlib.suppress(Exception):  # with rank 0 the store goes
         while True:
-            store.add(_key(_BEAT, rank), 1)
             time.sleep(_BEAT_S)
+            store.add(_key(_BEAT, rank), 1)
 
 
 def leave_words(store: Store, rank: int, text: str, *, is_echo: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +13,8 @@ import torch
 from torch.distributed import Store
 
 from specbench.engine.config import EngineConfig
-from specbench.engine.execution.rank_peers import Child
+from specbench.engine.execution import rank_processes
+from specbench.engine.execution.rank_peers import Child, LaunchedPeer, announce, leave_words
 from specbench.engine.execution.rank_processes import RankFailure, RankProcesses
 from specbench.engine.layers.parallel import PeerLost
 from tests.engine.harness import engine_config
@@ -33,8 +36,19 @@ def hang(store: Store, name: str, config: EngineConfig) -> None:
     time.sleep(1000)
 
 
-def start(size: int, serve: Callable[[Store, str, EngineConfig], None], tmp_path: Path) -> tuple[RankProcesses, str]:
-    processes = RankProcesses(size, None, 60.0, serve)
+def stop_at_once(store: Store, name: str, config: EngineConfig) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stop_while_loading(store: Store, name: str, config: EngineConfig) -> None:
+    store.set(f"{name}/up/{config.shard.rank}", "1")
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def start(
+    size: int, serve: Callable[[Store, str, EngineConfig], None], tmp_path: Path, timeout_s: float = 60.0
+) -> tuple[RankProcesses, str]:
+    processes = RankProcesses(size, None, timeout_s, serve)
     return processes, processes.announce_engine(engine_config(tmp_path))
 
 
@@ -60,3 +74,39 @@ def test_a_rank_that_hangs_is_ended(tmp_path: Path) -> None:
         while processes.failure is None:  # where the collective would be
             time.sleep(0.01)
     check_nothing_is_left(processes)
+
+
+def test_a_rank_that_stops_before_it_is_up_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but a sign of life is waited for."""
+    monkeypatch.setattr(rank_processes, "_LEAST_SILENCE_S", 2.0)
+    processes = RankProcesses(2, None, 2.0, stop_at_once)
+    with pytest.raises(RankFailure, match=r"rank 1 \(process \d+\) hangs: no sign of life for 2 s"):
+        processes.announce_engine(engine_config(tmp_path))
+    check_nothing_is_left(processes)
+
+
+def test_a_rank_that_stops_while_it_loads_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_processes, "_LEAST_SILENCE_S", 2.0)
+    processes, name = start(2, stop_while_loading, tmp_path, timeout_s=2.0)
+    with pytest.raises(RankFailure, match=r"rank 1 \(process \d+\) hangs: no sign of life for 2 s"):
+        processes.wait_until_loaded(name)
+    check_nothing_is_left(processes)
+
+
+def test_rank_0_that_runs_out_of_memory_is_named(tmp_path: Path) -> None:
+    processes, _ = start(2, hang, tmp_path)
+    with pytest.raises(RankFailure, match="rank 0: OutOfMemoryError: CUDA out of memory"), processes.watching():
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    check_nothing_is_left(processes)
+
+
+def test_words_of_a_rank_that_was_launched() -> None:
+    """Over the store: which process it is, and what it has said."""
+    store = torch.distributed.HashStore()
+    peer = LaunchedPeer(3, store)
+    assert peer.name == "rank 3" and not peer.has_ended()
+    announce(store, 3)
+    assert peer.name == f"rank 3 (process {os.getpid()})" and not peer.has_ended()
+    leave_words(store, 3, "OutOfMemoryError: 20 GiB", is_echo=False)
+    assert peer.has_ended()
+    assert peer.last_words().text == "OutOfMemoryError: 20 GiB" and not peer.last_words().is_echo
