@@ -187,7 +187,8 @@ class CacheConfig:
     num_blocks: Positive | None
     #: Share the blocks of equal prefixes between requests.
     prefix_caching: bool
-    #: Share of the device's free memory (of the machine's on a CPU) that weights and caches may take together.
+    #: Share of the device's free memory (of the machine's on a CPU) that weights, caches and, on a GPU, steps and their
+    #: graphs may take together.
     memory_fraction: Annotated[float, Within(0, 1)]
 
 

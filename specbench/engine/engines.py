@@ -12,8 +12,8 @@ import torch
 
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.rank_processes import RankProcesses, find_launched, follow_launched
-from specbench.engine.llm_engine import LLMEngine
-from specbench.engine.parallel_engine import ParallelEngine, serve_engine, with_num_blocks
+from specbench.engine.llm_engine import LLMEngine, plan_engine_memory
+from specbench.engine.parallel_engine import ParallelEngine, serve_engine
 from specbench.engine.replay import check_output
 from specbench.generate import GenerateResult
 from specbench.records import OutputCheck
@@ -29,7 +29,7 @@ class Engines:
         """Load the weights. Raises RankFailure when a rank does not get ready."""
         if config.shard.size == 1:
             return LLMEngine(config, clock, on_progress)
-        config = with_num_blocks(config)  # what cannot be split is refused before anything starts
+        plan_engine_memory(config)  # what cannot be split or does not fit is refused before anything starts
         if self._processes is None:
             launched = find_launched(config.rank_start, config.shard.size)
             self._processes = RankProcesses(config.shard.size, launched, config.rank_timeout_s, serve_engine)

@@ -24,6 +24,7 @@ from specbench.engine.content.placement import Content, PlacedContent, place
 from specbench.engine.execution.memory import MemoryPlan, memory_text, plan_memory
 from specbench.engine.execution.model_runner import ModelRunner
 from specbench.engine.execution.request_state import RequestState
+from specbench.engine.execution.step_memory import StepMemory, measure_step_memory, measures_steps
 from specbench.engine.execution.step_results import PendingStep
 from specbench.engine.layers.attention_backends.choose import make_backend
 from specbench.engine.layers.cache import CachePool
@@ -114,13 +115,19 @@ class LLMEngine:
         requirements = _NO_PROPOSER if proposer is None else proposer.requirements()
         _check_sampling(config)
         specs = self.model.cache_groups() + requirements.cache_groups
-        self.memory = _plan_memory(config, checkpoint, self.model_config, specs, requirements)
-        on_progress(f"memory: {memory_text(self.memory)}")
-        self.caches = _allocate_caches(self.memory, self.model.dtype, device)
         if proposer is not None:
             proposer.load(self.model)
         self._content_tokens = content_tokens(self.model_config)
         encoder = cast(ContentEncoder, self.model) if self._content_tokens else None
+        # What does not fit in any case is refused before anything runs.
+        self.memory = _plan_memory(config, checkpoint, self.model_config, specs, requirements)
+        if measures_steps(device):
+            on_progress("measuring the memory of the largest steps")
+            step_memory = measure_step_memory(config, self.model, proposer, specs, encoder)
+            self.memory = _plan_memory(config, checkpoint, self.model_config, specs, requirements, step_memory)
+        self.memory = _with_equal_blocks(config, self.memory, parallel)
+        on_progress(f"memory: {memory_text(self.memory)}")
+        self.caches = _allocate_caches(self.memory, self.model.dtype, device)
         self.runner = ModelRunner(config, self.model, proposer, self.caches, encoder)
         if config.cuda_graphs:
             self.runner.capture(on_progress)
@@ -422,8 +429,10 @@ def _plan_memory(
     model_config: ModelConfig,
     specs: tuple[CacheGroupSpec, ...],
     requirements: ProposerRequirements,
+    step_memory: StepMemory | None = None,
 ) -> MemoryPlan:
-    """The k + 1 rows of logits of a full batch exist once a step: they are counted as if they stayed."""
+    """The k + 1 rows of logits of a full batch exist once a step: they are counted as if they stayed. step_memory: None
+    where it was not measured."""
     num_logits = min(config.max_num_seqs * (config.num_speculative_tokens + 1), config.max_num_batched_tokens)
     fixed_bytes = {
         "target_weights": target_weight_bytes(checkpoint, config.dtype, config.device, config.shard),
@@ -433,7 +442,19 @@ def _plan_memory(
         "request_rows": RequestState.of(config, len(specs), model_config.vocab_size, torch.device("meta")).num_bytes,
         "proposer_buffers": requirements.fixed_bytes,
     }
+    if step_memory is not None:
+        fixed_bytes["activations"] = max(0, step_memory.activations - fixed_bytes["logits"])
+        fixed_bytes["graphs"] = step_memory.graphs
     return plan_memory(config, specs, fixed_bytes)
+
+
+def _with_equal_blocks(config: EngineConfig, memory: MemoryPlan, parallel: TensorParallel) -> MemoryPlan:
+    """As many blocks as the rank with the fewest can have, where memory decides: block ids mean the same on all."""
+    if memory.num_full_blocks is None or config.memory_limit is None or parallel.size == 1:
+        return memory
+    own = torch.tensor([memory.num_full_blocks], device=config.device)
+    fewest = replace(config, num_blocks=int(parallel.all_gather(own).min()), memory_limit=None)
+    return plan_memory(fewest, memory.specs, memory.fixed_bytes)
 
 
 def _build_scheduler(

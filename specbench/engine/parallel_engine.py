@@ -22,7 +22,7 @@ from specbench.engine.execution.rank_groups import LOOPBACK, RankGroups, join_gr
 from specbench.engine.execution.rank_processes import START_TIMEOUT_S, RankProcesses, find_launched, rank_device
 from specbench.engine.execution.step_message import CLOSE, REPLAY, STEP, StepMessage
 from specbench.engine.execution.step_results import PendingStep
-from specbench.engine.llm_engine import DTYPES, LLMEngine, plan_engine_memory
+from specbench.engine.llm_engine import DTYPES, LLMEngine
 from specbench.engine.models.registry import load_model_config, open_checkpoint
 from specbench.engine.replay import check_output
 from specbench.engine.scheduling.step import SchedulerOutput
@@ -44,7 +44,7 @@ class ParallelEngine(LLMEngine):
         clock: Callable[[], float],
         on_progress: Callable[[str], None],
     ) -> None:
-        """`config` is rank 0's, with its blocks counted. Raises RankFailure when a rank does not get ready."""
+        """`config` is rank 0's. Raises RankFailure when a rank does not get ready."""
         on_progress(f"starting {config.shard.size} ranks")
         own = replace(config, device=rank_device(config.device, processes.local_rank))
         self._processes = processes
@@ -79,13 +79,6 @@ class ParallelEngine(LLMEngine):
         """The other ranks let go of their shares."""
         if self._processes.failure is None:
             self._groups.control.send(self._message, self._message.pack_command(CLOSE))
-
-
-def with_num_blocks(config: EngineConfig) -> EngineConfig:
-    """Rank 0 decides how many blocks there are: block ids mean the same everywhere. No rank's share is larger."""
-    plan = plan_engine_memory(config)
-    num_full = [count for spec, count in zip(plan.specs, plan.num_blocks, strict=True) if spec.window is None]
-    return replace(config, num_blocks=max(num_full, default=config.num_blocks), memory_limit=None)
 
 
 def _join(store: Store, name: str, config: EngineConfig) -> RankGroups:

@@ -204,6 +204,18 @@ def test_preemption_and_prefix_caching(engines: Engines, folders: dict[str, Path
     assert any(result.record.num_cached_prompt_tokens for result in found.values())
 
 
+def test_memory_that_decides_about_blocks(engines: Engines, folders: dict[str, Path]) -> None:
+    """Ranks take as many as the one with the fewest."""
+    fields: dict[str, Any] = {"max_num_seqs": 3, "max_model_len": 80}
+    engine = start(engines, folders["inkling"], 3, **fields)
+    most, limit = engine.memory.num_full_blocks, engine.memory.total_bytes - (1 << 14)
+    engine.close()
+    engine = start(engines, folders["inkling"], 3, **fields, memory_limit=limit)
+    assert engine.memory.total_bytes <= limit and engine.memory.num_full_blocks < most
+    assert seen(run(engine, mixed_requests())) == seen(run(make_engine(folders["inkling"], 3), mixed_requests()))
+    engine.close()
+
+
 def test_what_cannot_be_split_is_refused_before_anything_starts(tmp_path: Path) -> None:
     folder = build_tiny_inkling(tmp_path, swa_num_attention_heads=3, swa_num_key_value_heads=3)
     engines = Engines()

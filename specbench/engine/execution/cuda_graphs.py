@@ -20,12 +20,13 @@ import gc
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Generic, TypeVar
 
 import numpy as np
 import torch
 
+from specbench.engine.config import EngineConfig
 from specbench.engine.execution.features import FeatureBuffers
 from specbench.engine.execution.input_batch import InputBatch, padded_indices
 from specbench.engine.execution.stages import Forwarded, MixedInputs, StepStages
@@ -34,6 +35,7 @@ from specbench.engine.layers.attention_backends.backend import AttentionBackend
 from specbench.engine.layers.features import StepFeatures
 from specbench.engine.layers.metadata import HostRows
 from specbench.engine.layers.to_device import copy_in
+from specbench.engine.proposers.proposer import Proposer
 from specbench.engine.scheduling.step import DECODE, PARTIAL_CHUNK, SchedulerOutput
 
 T = TypeVar("T")
@@ -73,6 +75,17 @@ class StepLimits:
     num_lookahead: int
     #: Rows of a drafting pass behind a verification; 0: the verification's.
     num_draft_rows: int
+
+    @classmethod
+    def of(cls, config: EngineConfig, proposer: Proposer | None) -> StepLimits:
+        needs = None if proposer is None else proposer.requirements()
+        return cls(
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.max_model_len,
+            num_lookahead=0 if needs is None else needs.num_prompt_lookahead,
+            num_draft_rows=0 if needs is None else needs.num_draft_rows,
+        )
 
     def draft_rows(self, output: SchedulerOutput) -> list[int]:
         """Rows of each request in drafting's first pass, which is its widest."""
@@ -130,8 +143,15 @@ class Recorder:
         self.max_seq_len = max_seq_len
         is_cuda = device.type == "cuda"
         #: None on a CPU, where nothing is recorded.
-        self.stream = torch.cuda.Stream(device) if is_cuda else None
+        self.stream = _recording_stream(device) if is_cuda else None
         self._pool = torch.cuda.graph_pool_handle() if is_cuda else None
+        self.num_graphs = 0
+
+    @property
+    def pool_bytes(self) -> tuple[int, int]:
+        """What the graphs' memory takes, and what of it is in use between replays."""
+        segments = [one for one in torch.cuda.memory_snapshot() if tuple(one["segment_pool_id"]) == self._pool]
+        return sum(one["total_size"] for one in segments), sum(one["allocated_size"] for one in segments)
 
     def record(self, function: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """A graph of what the function does, and its outputs, which every replay fills anew."""
@@ -149,7 +169,14 @@ class Recorder:
         finally:
             gc.enable()
         torch.cuda.synchronize()
+        self.num_graphs += 1
         return graph, outputs
+
+
+@cache
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all recorders: libraries keep a workspace for every stream."""
+    return torch.cuda.Stream(device)
 
 
 class CapturedStep:
@@ -359,28 +386,32 @@ class CapturedSteps:
         limits: StepLimits,
         feature_buffers: FeatureBuffers | None,
         on_progress: Callable[[str], None],
-    ) -> None:
-        """Record every shape, the largest first, so that the smaller ones find its memory."""
+        *,
+        is_trial: bool = False,
+    ) -> Recorder:
+        """Record every shape, the largest first, so that the smaller ones find its memory. In a trial the largest of
+        each kind alone."""
         recorder = Recorder(stages.model.device, stages.model.attention, limits.max_seq_len)
-        before = torch.cuda.memory_reserved(recorder.stream.device) if recorder.stream else 0
         features = None if feature_buffers is None else feature_buffers.of_first(limits.max_num_seqs + 1)
-        if not stages.model.attention.needs_segments:
-            for num_tokens in reversed(token_sizes(limits.max_num_tokens)):
-                on_progress(f"recording graphs: steps of {num_tokens} tokens")
-                self._mixed.insert(0, CapturedMixed(stages, recorder, num_tokens, limits, features))
-        shapes = [
-            (rows, size)
-            for rows in sorted({1, stages.k + 1}, reverse=True)
-            for size in reversed(capture_sizes(limits.most_requests(rows)))
-        ]
+        mixed, shapes = recorded_shapes(stages, limits)
+        for num_tokens in mixed[:1] if is_trial else mixed:
+            on_progress(f"recording graphs: steps of {num_tokens} tokens")
+            self._mixed.insert(0, CapturedMixed(stages, recorder, num_tokens, limits, features))
+        if is_trial:
+            shapes = [(rows, size) for rows, size in shapes if size == limits.most_requests(rows)]
         for done, (num_rows, size) in enumerate(shapes):
             on_progress(f"recording graphs: {done} of {len(shapes)} shapes")
             reads_features = limits.num_decode_features > 0 and _reads_features(size, num_rows, stages.k, limits)
             of = feature_buffers.of_first(size) if feature_buffers is not None and reads_features else None
             captured = CapturedStep(stages, recorder, size, num_rows, limits.max_seq_len, of)
             self._shapes.setdefault(num_rows, []).insert(0, captured)
-        num_bytes = torch.cuda.memory_reserved(recorder.stream.device) - before if recorder.stream else 0
+        num_bytes = 0 if recorder.stream is None else recorder.pool_bytes[0]
         on_progress(f"graphs of {len(self._mixed)} + {len(shapes)} shapes take {num_bytes / 2**20:,.0f} MiB")
+        return recorder
+
+    @property
+    def num_shapes(self) -> int:
+        return len(self._mixed) + sum(map(len, self._shapes.values()))
 
     def find(self, output: SchedulerOutput) -> CapturedStep | None:
         """The smallest shape that holds a step of verifications; None for any other step."""
@@ -398,6 +429,18 @@ class CapturedSteps:
         """The smallest that holds any other step, drafting included if one does; None where the step is too large."""
         fitting = [one for one in self._mixed if output.total_tokens <= one.num_tokens]
         return next((one for one in fitting if one.can_draft(output)), fitting[0] if fitting else None)
+
+
+def recorded_shapes(stages: StepStages, limits: StepLimits) -> tuple[list[int], list[tuple[int, int]]]:
+    """Rows of steps of any kind, and (rows of each request, requests) of verifications; of each kind the largest
+    first."""
+    needs_lengths = stages.model.attention.needs_segments
+    mixed = [] if needs_lengths else token_sizes(limits.max_num_tokens)[::-1]
+    return mixed, [
+        (rows, size)
+        for rows in sorted({1, stages.k + 1}, reverse=True)
+        for size in reversed(capture_sizes(limits.most_requests(rows)))
+    ]
 
 
 def _reads_features(size: int, num_rows: int, k: int, limits: StepLimits) -> bool:

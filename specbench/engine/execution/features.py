@@ -60,6 +60,10 @@ class FeatureBuffers:
         self._feature_of_entry = torch.full((num_features + 1,), -1, device=device)
         self._features = torch.zeros(num_features, hidden_size, dtype=dtype, device=device)
 
+    @property
+    def num_bytes(self) -> int:
+        return self._windows.nbytes + self._feature_of_entry.nbytes + self._features.nbytes
+
     def of_first(self, num_requests: int) -> StepFeatures:
         """What a step of so many requests reads, padding included."""
         content = StepContent({}, self._feature_of_entry, self._windows[:, :num_requests])

@@ -1,7 +1,8 @@
 """The memory budget: how many blocks each cache group gets, and what everything that is held throughout a run takes.
 
 Belongs here: bytes. Does not belong here: who uses a block (scheduling/kv_cache.py), tensors' layout (layers/cache.py).
-Activations of one step are not in it: they are what the share of memory that `cache.memory_fraction` leaves is for.
+What steps take beside it is in it on a GPU, where it is measured before the caches are sized (step_memory.py); on a CPU
+it is what the share of memory that `cache.memory_fraction` leaves is for.
 """
 
 from __future__ import annotations
@@ -24,8 +25,15 @@ class MemoryPlan:
     #: Blocks of each group, the null block included.
     num_blocks: tuple[int, ...]
     block_size: int
-    #: What is held beside the caches: weights, logits, request rows, a proposer's buffers. Line -> bytes
+    #: What is held beside the caches: weights, logits, request rows, a proposer's buffers; on a GPU, once an engine has
+    #: started, the activations of the largest step and the graphs. Line -> bytes
     fixed_bytes: Mapping[str, int]
+
+    @property
+    def num_full_blocks(self) -> int | None:
+        """Blocks of each group without a window; None where every group has one."""
+        counts = zip(self.specs, self.num_blocks, strict=True)
+        return next((count for spec, count in counts if spec.window is None), None)
 
     def cache_bytes(self, owner: str, *, is_conv: bool | None = None) -> int:
         """Bytes of an owner's caches, the scratch slot of every tensor included; of its convolution windows alone, or

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from specbench.engine.config import EngineConfig
-from specbench.engine.execution.cuda_graphs import CapturedStep, CapturedSteps, StepLimits
+from specbench.engine.execution.cuda_graphs import CapturedStep, CapturedSteps, Recorder, StepLimits
 from specbench.engine.execution.features import FeatureBuffers, step_content
 from specbench.engine.execution.input_batch import InputBatch
 from specbench.engine.execution.request_state import RequestState
@@ -43,28 +43,21 @@ class ModelRunner:
         self.state = RequestState.of(config, len(caches), model.vocab_size, model.device)
         self.stages = StepStages(config, model, proposer, caches, self.state)
         self.captured_steps = CapturedSteps()
-        #: None where no graph reads features of audio or images.
-        self._feature_buffers: FeatureBuffers | None = None
         self._clock = StepClock(model.device)
-        self._config = config
+        self.limits = StepLimits.of(config, proposer)
+        #: None where no graph reads features of audio or images.
+        self.feature_buffers: FeatureBuffers | None = None
+        if content_encoder is not None and config.cuda_graphs:
+            self.feature_buffers = FeatureBuffers(
+                config.max_num_seqs + 1, self.limits.num_features, model.hidden_size, model.dtype, model.device
+            )
 
     @torch.inference_mode()
-    def capture(self, on_progress: Callable[[str], None]) -> None:
-        """Record the steps of decoding, before the first one runs."""
-        config, model = self._config, self.stages.model
-        needs = None if self.proposer is None else self.proposer.requirements()
-        limits = StepLimits(
-            config.max_num_seqs,
-            config.max_num_batched_tokens,
-            config.max_model_len,
-            num_lookahead=0 if needs is None else needs.num_prompt_lookahead,
-            num_draft_rows=0 if needs is None else needs.num_draft_rows,
+    def capture(self, on_progress: Callable[[str], None], *, is_trial: bool = False) -> Recorder:
+        """Record steps, before the first one runs; in a trial the largest alone."""
+        return self.captured_steps.capture(
+            self.stages, self.limits, self.feature_buffers, on_progress, is_trial=is_trial
         )
-        if self.content_encoder is not None:
-            self._feature_buffers = FeatureBuffers(
-                config.max_num_seqs + 1, limits.num_features, model.hidden_size, model.dtype, model.device
-            )
-        self.captured_steps.capture(self.stages, limits, self._feature_buffers, on_progress)
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> PendingStep:
@@ -118,8 +111,8 @@ class ModelRunner:
     def _hand_over(self, features: StepFeatures | None) -> None:
         """Leave the features of a step where recorded steps read them."""
         if features is not None:
-            assert self._feature_buffers is not None
-            self._feature_buffers.fill(features)
+            assert self.feature_buffers is not None
+            self.feature_buffers.fill(features)
 
     def _replay(self, captured: CapturedStep, output: SchedulerOutput) -> PendingStep:
         """A step of verifications, padded to a recorded shape. Parts that nobody recorded run on its buffers."""
