@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.engine.kernels.noise import exponential
 from specbench.engine.kernels.overlap import launch_options
 
 #: Logits of one program.
@@ -90,25 +91,6 @@ def best_of_chunks(logits: Tensor, noise: NoiseRows | None = None, first_id: int
     return ChunkBests(values, places)
 
 
-@triton.jit
-def _mix(x):
-    """The 32-bit finaliser of MurmurHash3."""
-    x = (x ^ (x >> 16)) * tl.full([], 0x85EBCA6B, tl.uint32)
-    x = (x ^ (x >> 13)) * tl.full([], 0xC2B2AE35, tl.uint32)
-    return x ^ (x >> 16)
-
-
-@triton.jit
-def _uniform(key, position, stream, ids):
-    """Variates in (0, 1) of 64-bit keys, positions, streams and 32-bit ids, as sampling/noise.py has them."""
-    golden = tl.full([], 0x9E3779B1, tl.uint32)
-    spread = _mix(stream.to(tl.uint32) * golden)
-    low = _mix(key.to(tl.uint32) ^ _mix((position * 2 + 1).to(tl.uint32) ^ spread))
-    high = _mix((key >> 32).to(tl.uint32) ^ _mix(position.to(tl.uint32) ^ spread))
-    bits = _mix(_mix((ids.to(tl.uint32) * golden) ^ low) ^ high) & tl.full([], 0x7FFFFFFF, tl.uint32)
-    return tl.minimum((bits.to(tl.int32).to(tl.float32) + 0.5) * 4.656612873077393e-10, 0.9999999403953552)
-
-
 @triton.jit(
     do_not_specialize=("stream", "num_chunks", "first_id"),
     do_not_specialize_on_alignment=("keys", "positions", "temperature"),
@@ -138,10 +120,7 @@ def _best_of_chunk(
     scores = tl.load(logits + row * stride + ids, mask=ids < NUM_IDS, other=float("-inf"))
     if HAS_NOISE:  # noqa: SIM102
         if tl.load(temperature + row) != 0:
-            u = _uniform(tl.load(keys + row), tl.load(positions + row), stream, ids + first_id)
-            # -log1p(-u), which plain log would round to 0 for small u; those decide.
-            rest = 1.0 - u
-            variate = tl.where(rest == 1.0, u, -tl.log(rest) * (u / (1.0 - rest)))
+            variate = exponential(tl.load(keys + row), tl.load(positions + row), stream, ids + first_id)
             scores = scores - tl.log(variate)
     best = tl.max(scores, 0)
     place = tl.min(tl.where(scores == best, ids, NUM_IDS), 0)
