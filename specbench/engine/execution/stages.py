@@ -27,13 +27,14 @@ from specbench.engine.proposers.proposer import AdmittedRequest, DraftBatch, Mix
 from specbench.engine.proposers.row_indices import row_indices
 from specbench.engine.sampling.drafting import DraftSampling, allocate_draft_probabilities
 from specbench.engine.sampling.row_chunks import log_total
-from specbench.engine.sampling.sampler import SamplingRows, process, sample
+from specbench.engine.sampling.sampler import SamplingRows, apply_rules_, draw, process, support_of
 from specbench.engine.sampling.sharded import sample_own
 from specbench.engine.sampling.verification import (
     ACCEPTANCE_RULES,
     Laws,
     Verdict,
     accept_at_rates,
+    block_rule,
     conditional_rates,
     sample_and_match,
     verify_draws,
@@ -173,10 +174,16 @@ class StepStages:
             return []
         logits = self._logits(forwarded)
         raw = LogprobRows.keep(logits, batch, self.state, self.k, is_processed=False) if wants_logprobs else None
-        logits = process(logits, rows)
-        law = LogprobRows.keep(logits, batch, self.state, self.k, is_processed=True) if wants_logprobs else None
+        law = self._processed_logprobs(batch, logits, rows) if wants_logprobs else None
         self._accept_and_commit(batch, logits, rows, results)
         return [kept.of_tokens(results.token_ids) for kept in (raw, law) if kept is not None]
+
+    def _processed_logprobs(
+        self, batch: InputBatch, logits: torch.Tensor, rows: SamplingRows | None
+    ) -> LogprobRows | None:
+        if not self.state.sampling.has_processed_logprobs_np[batch.indices.rows_np].any():
+            return None
+        return LogprobRows.keep(process(logits.clone(), rows), batch, self.state, self.k, is_processed=True)
 
     def verify_greedy(self, forwarded: Forwarded, results: StepResults) -> None:
         """The same where every request is greedy and asks for nothing."""
@@ -193,7 +200,14 @@ class StepStages:
         if self._can_sample_own(rows):
             self._match_and_commit(batch, self._sample_own(forwarded, rows), results)
         else:
-            self._accept_and_commit(batch, process(self._logits(forwarded), rows), rows, results)
+            self._accept_and_commit(batch, self._logits(forwarded), rows, results)
+
+    def verify_filtered(self, forwarded: Forwarded, results: StepResults) -> None:
+        """The same where no request asks for more than filters and a temperature, whoever asks for which."""
+        batch = forwarded.batch
+        positions = batch.sampled_positions(forwarded.positions)
+        rows = self.state.sampling.filtered_rows(batch.indices.persistent_row_of_logits, positions)
+        self._accept_and_commit(batch, self._logits(forwarded), rows, results)
 
     def _can_sample_own(self, rows: SamplingRows | None) -> bool:
         """Whether ranks share the vocabulary, and each can do its part of sampling with its own logits."""
@@ -218,13 +232,16 @@ class StepStages:
     def _accept_and_commit(
         self, batch: InputBatch, logits: torch.Tensor, rows: SamplingRows | None, results: StepResults
     ) -> None:
-        """Which drafts the processed logits accept, and what is emitted behind them."""
+        """Which drafts the logits accept, as their parameters change them, and what is emitted behind them."""
         is_synthetic = self.synthetic_rates is not None
         is_drawn = rows is not None and rows.temperature is not None and self.draft_probabilities is not None
         if rows is not None and is_drawn and self.k and not is_synthetic:
-            self._commit(batch, self._verify_draws(batch, logits, rows), results)
+            if fusion.is_fused(logits):
+                self._verify_draws_by_kernels(batch, logits, rows, results)
+            else:
+                self._commit(batch, self._verify_draws(batch, process(logits, rows), rows), results)
             return
-        self._match_and_commit(batch, sample(logits, rows), results)
+        self._match_and_commit(batch, draw(logits, rows), results)
 
     def _match_and_commit(self, batch: InputBatch, sampled_ids: torch.Tensor, results: StepResults) -> None:
         """Drafts against the target's own samples, [num_logits], or against coins."""
@@ -263,6 +280,35 @@ class StepStages:
         )
         drawn = verify_draws(self.acceptance_rule, windows, laws, batch.by_column(rows.positions, self.k))
         return greedy.where(self.state.sampling.temperature[windows.rows] == 0, drawn)
+
+    def _verify_draws_by_kernels(
+        self, batch: InputBatch, logits: torch.Tensor, rows: SamplingRows, results: StepResults
+    ) -> None:
+        """The same and the commit, in steps of any shape."""
+        from specbench.engine.kernels.drawn_verification import DrawnWindows, verify_and_commit
+
+        assert self.draft_probabilities is not None
+        apply_rules_(logits, rows)
+        support = support_of(logits, rows, needs_total=True)
+        indices, state = batch.indices, self.state
+        windows = DrawnWindows(
+            rows=batch.rows,
+            num_drafts=indices.num_drafts,
+            samples=indices.samples,
+            num_certain_rows=indices.num_certain_rows,
+            row_of_column=indices.logits_row_of_column,
+            token_pool=state.token_pool,
+            counts=state.counts,
+            keys=state.sampling.key,
+            temperature=state.sampling.temperature,
+            draft_probabilities=self.draft_probabilities,
+            packed=results.packed,
+        )
+        is_block = self.acceptance_rule is block_rule
+        verify_and_commit(
+            logits, windows, indices.persistent_row_of_logits, is_block=is_block,
+            threshold=support.threshold, total=support.total,
+        )  # fmt: skip
 
     def _commit(self, batch: InputBatch, verdict: Verdict, results: StepResults) -> None:
         num_valid = batch.indices.num_certain_rows + verdict.num_accepted

@@ -100,9 +100,10 @@ class _Work:
     # [R] fp32
     threshold: Tensor | None
     known_total: Tensor | None
-    # [R, chunks] fp32: largest logit over temperature, and sum of exponentials relative to it; [R, chunks] int32, its id
+    # [R, chunks] fp32: largest logit over temperature, and sum of exponentials relative to it
     largest: Tensor
     sums: Tensor
+    # [R, chunks] int32: the largest one's id
     places: Tensor
     # [R] fp32: logarithm of the sum of exponentials; [R] int64: argmax of a greedy row
     total: Tensor
@@ -528,7 +529,7 @@ def _commit(
         tokens = tl.load(argmax + row, mask=column <= drafts_here, other=0)
         accepted = tl.min(tl.where(is_drafted & (drafts == tokens), COLUMNS, column), 0)
     else:
-        usable, accepted, scale = _outcome(
+        usable, accepted, _ = _outcome(
             worth, coins, decided, lacking, request, num_requests, K, COLUMNS, NUM_CHUNKS, CHUNKS, IS_BLOCK
         )
         chunk = tl.arange(0, CHUNKS)

@@ -1,8 +1,8 @@
 """Which ids min_p, top_k and top_p leave to each row, as a threshold on its logits: a few passes over the vocabulary,
 whatever the law, and no sorting.
 
-Belongs here: finding the thresholds, beside the reference in sampling/filters.py. Does not belong here: cutting at them,
-which kernels do as they read (tempered_sampling.py, drawn_verification.py).
+Belongs here: finding the thresholds; sampling/filters.py is the reference. Does not belong here: cutting at them, which
+kernels do as they read (tempered_sampling.py, drawn_verification.py).
 
 top_k and top_p both ask for the largest threshold at which something reaches an aim: the number of ids, or their
 probability. One search serves both:
@@ -55,15 +55,15 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Parameters by persistent row. None: no row of the batch asks for it."""
+    """Parameters of each row. None: no row of the batch asks for it."""
 
-    # [any] fp32; rows at 0 are greedy, and nothing is cut from them
+    # [R] fp32; rows at 0 are greedy, and nothing is cut from them
     temperature: Tensor
-    # [any] fp32; 0 is off
+    # [R] fp32; 0 is off
     min_p: Tensor | None
-    # [any] int64; 0 is off
+    # [R] int64; 0 is off
     top_k: Tensor | None
-    # [any] fp32; 1 is off
+    # [R] fp32; 1 is off
     top_p: Tensor | None
 
 
@@ -77,42 +77,39 @@ class Kept:
     total: Tensor | None
 
 
-def kept(
-    logits: Tensor, filters: Filters, rows: Tensor | None, *, needs_total: bool = False, sizes: Sizes | None = None
-) -> Kept:
-    """logits [R, vocab] fp32, before temperature. rows [R] int64: the persistent row of each; None: as they come.
+def kept(logits: Tensor, filters: Filters, *, needs_total: bool = False, sizes: Sizes | None = None) -> Kept:
+    """logits [R, vocab] fp32, before temperature.
 
     min_p first, then top_k, then top_p of what those leave; ids equal to the last one kept are kept. Nothing is
     written to the logits, and nothing depends on the host but which filters there are.
     """
     sizes = sizes or Sizes()
     passes = [aim for aim in (filters.top_k, filters.top_p) if aim is not None]
-    floor = None if filters.min_p is None else _floors(logits, filters, rows, sizes)
+    floor = None if filters.min_p is None else _floors(logits, filters, sizes)
     result = None if floor is None else Kept(floor, None)
     for aim in passes:
         is_last = aim is passes[-1]
-        result = _search(logits, filters, rows, floor, aim, is_last and needs_total, sizes)
+        result = _search(logits, filters, floor, aim, is_last and needs_total, sizes)
         floor = result.threshold
     assert result is not None, "a batch that asks for no filter has no use for this"
     return result
 
 
-def _floors(logits: Tensor, filters: Filters, rows: Tensor | None, sizes: Sizes) -> Tensor:
+def _floors(logits: Tensor, filters: Filters, sizes: Sizes) -> Tensor:
     """The thresholds of min_p, [R]."""
     assert filters.min_p is not None
     num_rows, num_ids = logits.shape
     num_chunks = triton.cdiv(num_ids, sizes.chunk)
     largest = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=logits.device)
     floor = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
-    index = filters.min_p if rows is None else rows
     options = launch_options(logits.device)
     _largest_of_chunk[(num_rows, num_chunks)](
-        logits, index, filters.temperature, filters.min_p, largest, logits.stride(0), num_chunks,
-        NUM_IDS=num_ids, BLOCK=sizes.chunk, HAS_ROWS=rows is not None, **options, num_warps=8,
+        logits, filters.temperature, filters.min_p, largest, logits.stride(0), num_chunks,
+        NUM_IDS=num_ids, BLOCK=sizes.chunk, **options, num_warps=8,
     )  # fmt: skip
     _floor_of_row[(num_rows,)](
-        index, filters.temperature, filters.min_p, largest, floor,
-        NUM_CHUNKS=num_chunks, BLOCK=triton.next_power_of_2(num_chunks), HAS_ROWS=rows is not None, **options,
+        filters.temperature, filters.min_p, largest, floor,
+        NUM_CHUNKS=num_chunks, BLOCK=triton.next_power_of_2(num_chunks), **options,
         num_warps=1,
     )  # fmt: skip
     return floor
@@ -121,14 +118,13 @@ def _floors(logits: Tensor, filters: Filters, rows: Tensor | None, sizes: Sizes)
 def _search(
     logits: Tensor,
     filters: Filters,
-    rows: Tensor | None,
     floor: Tensor | None,
     aim: Tensor,
     needs_total: bool,
     sizes: Sizes,
 ) -> Kept:
-    """Thresholds at which the ids above `floor` reach an aim, [any] by persistent row: a number if it is int64, else a
-    share of the probability."""
+    """Thresholds at which the ids above `floor` reach an aim, [R]: a number if it is int64, else a share of the
+    probability."""
     assert logits.stride(1) == 1 and logits.dtype == torch.float32
     num_rows, num_ids = logits.shape
     num_chunks = triton.cdiv(num_ids, sizes.chunk)
@@ -139,15 +135,14 @@ def _search(
     threshold = new(num_rows, dtype=torch.float32, device=logits.device)
     total = torch.empty_like(threshold) if needs_total else None
     tensors = (
-        logits, logits.stride(0), aim if rows is None else rows, filters.temperature, aim,
-        aim if floor is None else floor, pivots, measured,
+        logits, logits.stride(0), filters.temperature, aim, aim if floor is None else floor, pivots,
+        measured,
     )  # fmt: skip
     options = {
         "NUM_IDS": num_ids,
         "NUM_CHUNKS": num_chunks,
         "CHUNK": sizes.chunk,
         "COLLECTED": sizes.collected,
-        "HAS_ROWS": rows is not None,
         "HAS_FLOOR": floor is not None,
         "BY_COUNT": aim.dtype == torch.int64,
         **launch_options(logits.device),
@@ -168,21 +163,12 @@ def _search(
 
 
 @triton.jit
-def _source(rows, row, HAS_ROWS: tl.constexpr):
-    """The persistent row of a row of the logits."""
-    source = row
-    if HAS_ROWS:
-        source = tl.load(rows + row)
-    return source
-
-
-@triton.jit
-def _aim_of(temperature, aim, source, BY_COUNT: tl.constexpr):
+def _aim_of(temperature, aim, row, BY_COUNT: tl.constexpr):
     """The row's aim, 0 where it has none: a greedy one, or where the filter is off."""
-    value = tl.load(aim + source).to(tl.float32)
+    value = tl.load(aim + row).to(tl.float32)
     if not BY_COUNT:
         value = tl.where(value < 1.0, value, 0.0)
-    return tl.where(tl.load(temperature + source) == 0, 0.0, value)
+    return tl.where(tl.load(temperature + row) == 0, 0.0, value)
 
 
 @triton.jit
@@ -193,8 +179,8 @@ def _tempered(logits, ids, is_id, divisor, lowest):
 
 
 @triton.jit
-def _divisor_of(temperature, source):
-    value = tl.load(temperature + source)
+def _divisor_of(temperature, row):
+    value = tl.load(temperature + row)
     return tl.where(value == 0, 1.0, value)
 
 
@@ -317,36 +303,34 @@ def _collect(x, low, high, place, collected, COLLECTED: tl.constexpr):
 # ---- min_p
 
 
-@triton.jit(do_not_specialize_on_alignment=("rows", "temperature", "min_p", "largest"))
+@triton.jit(do_not_specialize_on_alignment=("temperature", "min_p", "largest"))
 def _largest_of_chunk(
-    logits, rows, temperature, min_p, largest, stride, num_chunks,
-    NUM_IDS: tl.constexpr, BLOCK: tl.constexpr, HAS_ROWS: tl.constexpr, MAY_OVERLAP: tl.constexpr,
+    logits, temperature, min_p, largest, stride, num_chunks,
+    NUM_IDS: tl.constexpr, BLOCK: tl.constexpr, MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    source = _source(rows, row, HAS_ROWS)
-    if tl.load(min_p + source) == 0:
+    if tl.load(min_p + row) == 0:
         return
     ids = chunk * BLOCK + tl.arange(0, BLOCK)
-    x = _tempered(logits + row * stride, ids, ids < NUM_IDS, _divisor_of(temperature, source), float("-inf"))
+    x = _tempered(logits + row * stride, ids, ids < NUM_IDS, _divisor_of(temperature, row), float("-inf"))
     tl.store(largest + row * num_chunks + chunk, tl.max(x, 0))
 
 
-@triton.jit(do_not_specialize_on_alignment=("rows", "temperature", "min_p", "largest", "floor"))
+@triton.jit(do_not_specialize_on_alignment=("temperature", "min_p", "largest", "floor"))
 def _floor_of_row(
-    rows, temperature, min_p, largest, floor,
-    NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, HAS_ROWS: tl.constexpr, MAY_OVERLAP: tl.constexpr,
+    temperature, min_p, largest, floor,
+    NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    source = _source(rows, row, HAS_ROWS)
-    share = tl.load(min_p + source)
-    if tl.load(temperature + source) == 0:
+    share = tl.load(min_p + row)
+    if tl.load(temperature + row) == 0:
         share = 0.0
     chunk = tl.arange(0, BLOCK)
     least = float("-inf")
@@ -359,11 +343,11 @@ def _floor_of_row(
 # ---- The search, in the order of its launches
 
 
-@triton.jit(do_not_specialize_on_alignment=("rows", "temperature", "aim", "floor", "pivots", "measured"))
+@triton.jit(do_not_specialize_on_alignment=("temperature", "aim", "floor", "pivots", "measured"))
 def _lay_pivots(
-    logits, stride, rows, temperature, aim, floor, pivots, measured,
+    logits, stride, temperature, aim, floor, pivots, measured,
     SAMPLE: tl.constexpr, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
-    COLLECTED: tl.constexpr, HAS_ROWS: tl.constexpr, HAS_FLOOR: tl.constexpr, BY_COUNT: tl.constexpr,
+    COLLECTED: tl.constexpr, HAS_FLOOR: tl.constexpr, BY_COUNT: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a row. Seven pivots where a sample has the aim, give or take its spread, and one above which the
@@ -372,8 +356,7 @@ def _lay_pivots(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    source = _source(rows, row, HAS_ROWS)
-    wanted = _aim_of(temperature, aim, source, BY_COUNT)
+    wanted = _aim_of(temperature, aim, row, BY_COUNT)
     if wanted == 0:
         return
     index = tl.arange(0, SAMPLE)
@@ -382,7 +365,7 @@ def _lay_pivots(
         EACH: tl.constexpr = SAMPLE // _NUM_PLACES
         ids = (index // EACH) * (NUM_IDS // _NUM_PLACES) + index % EACH
     x = _tempered(
-        logits + row * stride, ids, ids < NUM_IDS, _divisor_of(temperature, source), _lowest_of(floor, row, HAS_FLOOR)
+        logits + row * stride, ids, ids < NUM_IDS, _divisor_of(temperature, row), _lowest_of(floor, row, HAS_FLOOR)
     )
     top = tl.max(x, 0)
     bottom = tl.min(tl.where(x == float("-inf"), float("inf"), x), 0)
@@ -434,11 +417,11 @@ def _value_at(x, weights, shares, bottom, top, total, size, BY_COUNT: tl.constex
     return bottom + width * (last + part)
 
 
-@triton.jit(do_not_specialize_on_alignment=("rows", "temperature", "aim", "floor", "pivots", "measured"))
+@triton.jit(do_not_specialize_on_alignment=("temperature", "aim", "floor", "pivots", "measured"))
 def _measure(
-    logits, stride, rows, temperature, aim, floor, pivots, measured,
+    logits, stride, temperature, aim, floor, pivots, measured,
     NEEDS_TOTAL: tl.constexpr, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
-    COLLECTED: tl.constexpr, HAS_ROWS: tl.constexpr, HAS_FLOOR: tl.constexpr, BY_COUNT: tl.constexpr,
+    COLLECTED: tl.constexpr, HAS_FLOOR: tl.constexpr, BY_COUNT: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk of a row: what lies above the row's pivots."""
@@ -447,16 +430,15 @@ def _measure(
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    source = _source(rows, row, HAS_ROWS)
-    wanted = _aim_of(temperature, aim, source, BY_COUNT)
+    wanted = _aim_of(temperature, aim, row, BY_COUNT)
     if NEEDS_TOTAL:
-        if tl.load(temperature + source) == 0:
+        if tl.load(temperature + row) == 0:
             return
     elif wanted == 0:
         return
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = _tempered(
-        logits + row * stride, ids, ids < NUM_IDS, _divisor_of(temperature, source), _lowest_of(floor, row, HAS_FLOOR)
+        logits + row * stride, ids, ids < NUM_IDS, _divisor_of(temperature, row), _lowest_of(floor, row, HAS_FLOOR)
     )
     largest = tl.max(x, 0)
     weights = _weights(x, largest)
@@ -474,12 +456,12 @@ def _measure(
 
 @triton.jit(
     do_not_specialize=("num_rows",),
-    do_not_specialize_on_alignment=("rows", "temperature", "aim", "floor", "pivots", "measured"),
+    do_not_specialize_on_alignment=("temperature", "aim", "floor", "pivots", "measured"),
 )
 def _narrow(
-    logits, stride, rows, temperature, aim, floor, pivots, measured, collected, num_rows,
+    logits, stride, temperature, aim, floor, pivots, measured, collected, num_rows,
     ROUND: tl.constexpr, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
-    COLLECTED: tl.constexpr, HAS_ROWS: tl.constexpr, HAS_FLOOR: tl.constexpr, BY_COUNT: tl.constexpr,
+    COLLECTED: tl.constexpr, HAS_FLOOR: tl.constexpr, BY_COUNT: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk of a row: collect the ids of the bracket where they are few; in the first round, measure at
@@ -489,8 +471,7 @@ def _narrow(
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    source = _source(rows, row, HAS_ROWS)
-    wanted = _aim_of(temperature, aim, source, BY_COUNT)
+    wanted = _aim_of(temperature, aim, row, BY_COUNT)
     if wanted == 0:
         return
     ROWS: tl.constexpr = triton.next_power_of_2(NUM_CHUNKS)
@@ -505,7 +486,6 @@ def _narrow(
             return
         second_pivots = own_pivots + num_rows.to(tl.int64) * _NUM_PIVOTS
         second_measured = own_measured + num_rows.to(tl.int64) * (NUM_CHUNKS * _WIDTH)
-        first_low, first_high = low, high
         low, high, count_low, count_high, mass_high = _second_bracket(
             second_pivots, second_measured, wanted, total, low, high, count_low, count_high, mass_high,
             NUM_CHUNKS, BY_COUNT,
@@ -514,7 +494,7 @@ def _narrow(
             return
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = _tempered(
-        logits + row * stride, ids, ids < NUM_IDS, _divisor_of(temperature, source), _lowest_of(floor, row, HAS_FLOOR)
+        logits + row * stride, ids, ids < NUM_IDS, _divisor_of(temperature, row), _lowest_of(floor, row, HAS_FLOOR)
     )
     if ROUND == 2:
         counts_low = tl.maximum(
@@ -585,12 +565,12 @@ def _split(values, size, divisor, lowest, largest, low, high, at, BLOCK: tl.cons
 
 @triton.jit(
     do_not_specialize=("num_rows",),
-    do_not_specialize_on_alignment=("rows", "temperature", "aim", "floor", "pivots", "measured", "threshold", "total"),
+    do_not_specialize_on_alignment=("temperature", "aim", "floor", "pivots", "measured", "threshold", "total"),
 )
 def _halve(
-    logits, stride, rows, temperature, aim, floor, pivots, measured, collected, num_rows, threshold, log_total,
+    logits, stride, temperature, aim, floor, pivots, measured, collected, num_rows, threshold, log_total,
     NEEDS_TOTAL: tl.constexpr, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
-    COLLECTED: tl.constexpr, HAS_ROWS: tl.constexpr, HAS_FLOOR: tl.constexpr, BY_COUNT: tl.constexpr,
+    COLLECTED: tl.constexpr, HAS_FLOOR: tl.constexpr, BY_COUNT: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a row: the largest value that reaches the aim, among what was collected, or among all ids."""
@@ -598,8 +578,7 @@ def _halve(
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
-    source = _source(rows, row, HAS_ROWS)
-    wanted = _aim_of(temperature, aim, source, BY_COUNT)
+    wanted = _aim_of(temperature, aim, row, BY_COUNT)
     lowest = _lowest_of(floor, row, HAS_FLOOR)
     own_pivots = pivots + row * _NUM_PIVOTS
     own_measured = measured + row * (NUM_CHUNKS * _WIDTH)
@@ -614,7 +593,7 @@ def _halve(
             # Of a greedy row nobody asks.
             tl.store(log_total + row, most + tl.log(all_of_it))
         return
-    largest, total, least, low, high, count_low, count_high, mass_high = _first_bracket(
+    largest, total, _, low, high, count_low, count_high, mass_high = _first_bracket(
         own_pivots, own_measured, wanted, NUM_IDS, NUM_CHUNKS, BY_COUNT
     )
     if count_low - count_high > COLLECTED:
@@ -624,7 +603,7 @@ def _halve(
             wanted, total, low, high, count_low, count_high, mass_high, NUM_CHUNKS, BY_COUNT,
         )  # fmt: skip
     is_collected = count_low - count_high <= COLLECTED
-    divisor = _divisor_of(temperature, source)
+    divisor = _divisor_of(temperature, row)
     size = NUM_IDS
     values = logits + row * stride
     if is_collected:

@@ -1,5 +1,5 @@
-"""The counter-based random numbers of sampling/noise.py where they are used, inside other kernels: the same bits, so the
-same numbers up to the logarithms.
+"""The counter-based random numbers of sampling/noise.py where they are used, inside other kernels: the same bits, so
+the same numbers up to the logarithms.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"

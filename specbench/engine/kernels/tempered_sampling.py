@@ -10,8 +10,6 @@ Belongs here: the draw from a row that stands alone, the target's (sampling/samp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -19,67 +17,40 @@ from torch import Tensor
 
 from specbench.engine.kernels.noise import exponential
 from specbench.engine.kernels.overlap import launch_options
+from specbench.engine.kernels.sampling import NoiseRows
 
 #: Logits of one program.
 _CHUNK = 4096
 
 
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """What the draw of each row depends on, its logits apart."""
-
-    # [R] int64: the persistent row of each; None: as they come
-    rows: Tensor | None
-    # [any] int64: request keys by persistent row
-    keys: Tensor
-    # [any] fp32 by persistent row; 0 is the argmax
-    temperature: Tensor
-    # [R] int64
-    positions: Tensor
-    #: Of all rows.
-    stream: int
-    #: Added to each position.
-    offset: int = 0
-
-
-def tempered_ids(logits: Tensor, draws: Draws, threshold: Tensor | None = None) -> Tensor:
+def tempered_ids(logits: Tensor, noise: NoiseRows, threshold: Tensor | None = None) -> Tensor:
     """logits [R, vocab] fp32, before temperature -> int64 [R]: argmax of logit / temperature - log(Exp(1) variate), or
     of the logits of a greedy row; ties to the lowest id.
 
     threshold [R] fp32: ids whose logit over temperature is less are out; not of greedy rows.
     """
-    return tempered_best(logits, draws, threshold)[1]
-
-
-def tempered_best(
-    logits: Tensor, draws: Draws, threshold: Tensor | None = None, first_id: int = 0
-) -> tuple[Tensor, Tensor]:
-    """The same from some columns of a vocabulary, which begin with the id `first_id`: fp32 [R], the best score, and
-    int64 [R], its global id."""
     assert logits.stride(1) == 1 and logits.dtype == torch.float32
     assert threshold is None or threshold.is_contiguous()
     num_rows, num_ids = logits.shape
     num_chunks = triton.cdiv(num_ids, _CHUNK)
     scores = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=logits.device)
     places = torch.empty(num_rows, num_chunks, dtype=torch.int32, device=logits.device)
-    best = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
     ids = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     options = launch_options(logits.device)
     _score_chunk[(num_rows, num_chunks)](
-        logits, logits.stride(0), draws.positions if draws.rows is None else draws.rows, draws.keys, draws.temperature,
-        draws.positions, draws.offset, draws.stream, scores if threshold is None else threshold, first_id, scores,
-        places,
-        NUM_IDS=num_ids, NUM_CHUNKS=num_chunks, BLOCK=_CHUNK, HAS_ROWS=draws.rows is not None,
-        HAS_THRESHOLD=threshold is not None, **options, num_warps=8,
+        logits, logits.stride(0), noise.keys, noise.temperature, noise.positions, noise.stream,
+        scores if threshold is None else threshold, scores, places,
+        NUM_IDS=num_ids, NUM_CHUNKS=num_chunks, BLOCK=_CHUNK, HAS_THRESHOLD=threshold is not None, **options,
+        num_warps=8,
     )  # fmt: skip
     _best_of_chunks[(num_rows,)](
-        scores, places, best, ids, first_id,
+        scores, places, ids,
         NUM_IDS=num_ids, NUM_CHUNKS=num_chunks, BLOCK=triton.next_power_of_2(num_chunks), **options, num_warps=1,
     )  # fmt: skip
-    return best, ids
+    return ids
 
 
-def draw_drafts(logits: Tensor, draws: Draws, probabilities: Tensor, law_rows: Tensor, index: int) -> Tensor:
+def draw_drafts(logits: Tensor, noise: NoiseRows, probabilities: Tensor, law_rows: Tensor, index: int) -> Tensor:
     """Draft `index` of every request, int64 [R], and the law that it is drawn from: the softmax of logits [R, vocab]
     fp32 over temperature (the logits' own of a greedy request), into probabilities [any, k, vocab] fp32 at
     [law_rows, index].
@@ -95,27 +66,17 @@ def draw_drafts(logits: Tensor, draws: Draws, probabilities: Tensor, law_rows: T
     places = new(num_rows, num_chunks, dtype=torch.int32, device=logits.device)
     ids = new(num_rows, dtype=torch.int64, device=logits.device)
     options = launch_options(logits.device)
-    shape = {"NUM_IDS": num_ids, "NUM_CHUNKS": num_chunks, "BLOCK": _CHUNK, "HAS_ROWS": draws.rows is not None}
-    rows = draws.positions if draws.rows is None else draws.rows
+    shape = {"NUM_IDS": num_ids, "NUM_CHUNKS": num_chunks, "BLOCK": _CHUNK}
     _score_and_sum_chunk[(num_rows, num_chunks)](
-        logits, logits.stride(0), rows, draws.keys, draws.temperature, draws.positions, draws.offset, draws.stream,
+        logits, logits.stride(0), noise.keys, noise.temperature, noise.positions, noise.stream,
         scores, places, largest, totals, **shape, **options, num_warps=8,
     )  # fmt: skip
     _write_law[(num_rows, num_chunks)](
-        logits, logits.stride(0), rows, draws.temperature, scores, places, largest, totals, law_rows, index,
+        logits, logits.stride(0), noise.temperature, scores, places, largest, totals, law_rows, index,
         probabilities, probabilities.shape[1], ids, ROWS=triton.next_power_of_2(num_chunks), **shape, **options,
         num_warps=8,
     )  # fmt: skip
     return ids
-
-
-@triton.jit
-def _source(rows, row, HAS_ROWS: tl.constexpr):
-    """The persistent row of a row of the logits."""
-    source = row
-    if HAS_ROWS:
-        source = tl.load(rows + row)
-    return source
 
 
 @triton.jit
@@ -127,44 +88,42 @@ def _store_best(scores, ids, score_at, place_at, NUM_IDS: tl.constexpr):
 
 @triton.jit
 def _best_place(scores, places, is_chunk, NUM_IDS: tl.constexpr):
-    """Of the best of chunks, the best: score, and id (ties: the lowest)."""
+    """Of the best of chunks, the best id (ties: the lowest)."""
     best = tl.max(tl.where(is_chunk, scores, float("-inf")), 0)
     place = tl.min(tl.where(is_chunk & (scores == best), places, NUM_IDS), 0)
     # Logits that are no numbers have no largest: any id that exists will do.
-    return best, tl.where(place >= NUM_IDS, 0, place)
+    return tl.where(place >= NUM_IDS, 0, place)
 
 
 @triton.jit(
-    do_not_specialize=("offset", "stream", "first_id"),
-    do_not_specialize_on_alignment=("rows", "keys", "temperature", "positions", "threshold"),
+    do_not_specialize=("stream",),
+    do_not_specialize_on_alignment=("keys", "temperature", "positions", "threshold"),
 )
 def _score_chunk(
-    logits, stride, rows, keys, temperature, positions, offset, stream, threshold, first_id, scores, places,
-    NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, HAS_ROWS: tl.constexpr,
-    HAS_THRESHOLD: tl.constexpr, MAY_OVERLAP: tl.constexpr,
+    logits, stride, keys, temperature, positions, stream, threshold, scores, places,
+    NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, HAS_THRESHOLD: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    source = _source(rows, row, HAS_ROWS)
     ids = chunk * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * stride + ids, mask=ids < NUM_IDS, other=float("-inf"))
-    divisor = tl.load(temperature + source)
+    divisor = tl.load(temperature + row)
     if divisor != 0:
         x = tl.div_rn(x, divisor)
         if HAS_THRESHOLD:
             x = tl.where(x >= tl.load(threshold + row), x, float("-inf"))
-        position = tl.load(positions + row) + offset
-        x = x - tl.log(exponential(tl.load(keys + source), position, stream, ids + first_id))
+        x = x - tl.log(exponential(tl.load(keys + row), tl.load(positions + row), stream, ids))
     of_chunk = row * NUM_CHUNKS + chunk
     _store_best(x, ids, scores + of_chunk, places + of_chunk, NUM_IDS)
 
 
-@triton.jit(do_not_specialize=("first_id",))
+@triton.jit
 def _best_of_chunks(
-    scores, places, best, ids, first_id,
+    scores, places, ids,
     NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     if MAY_OVERLAP:
@@ -175,48 +134,42 @@ def _best_of_chunks(
     is_chunk = chunk < NUM_CHUNKS
     score = tl.load(scores + row * NUM_CHUNKS + chunk, mask=is_chunk, other=float("-inf"))
     place = tl.load(places + row * NUM_CHUNKS + chunk, mask=is_chunk, other=NUM_IDS)
-    score, place = _best_place(score, place, is_chunk, NUM_IDS)
-    tl.store(best + row, score)
-    tl.store(ids + row, place.to(tl.int64) + first_id)
+    tl.store(ids + row, _best_place(score, place, is_chunk, NUM_IDS).to(tl.int64))
 
 
 @triton.jit(
-    do_not_specialize=("offset", "stream"),
-    do_not_specialize_on_alignment=("rows", "keys", "temperature", "positions", "scores", "largest", "totals"),
+    do_not_specialize=("stream",),
+    do_not_specialize_on_alignment=("keys", "temperature", "positions", "scores", "largest", "totals"),
 )
 def _score_and_sum_chunk(
-    logits, stride, rows, keys, temperature, positions, offset, stream, scores, places, largest, totals,
-    NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, HAS_ROWS: tl.constexpr,
-    MAY_OVERLAP: tl.constexpr,
+    logits, stride, keys, temperature, positions, stream, scores, places, largest, totals,
+    NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    source = _source(rows, row, HAS_ROWS)
     ids = chunk * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * stride + ids, mask=ids < NUM_IDS, other=float("-inf"))
-    divisor = tl.load(temperature + source)
+    divisor = tl.load(temperature + row)
     x = tl.div_rn(x, tl.where(divisor == 0, 1.0, divisor))
     top = tl.max(x, 0)
     of_chunk = row * NUM_CHUNKS + chunk
     tl.store(largest + of_chunk, top)
     tl.store(totals + of_chunk, tl.sum(tl.where(x == float("-inf"), 0.0, tl.exp(x - top)), 0))
     if divisor != 0:
-        position = tl.load(positions + row) + offset
-        x = x - tl.log(exponential(tl.load(keys + source), position, stream, ids))
+        x = x - tl.log(exponential(tl.load(keys + row), tl.load(positions + row), stream, ids))
     _store_best(x, ids, scores + of_chunk, places + of_chunk, NUM_IDS)
 
 
 @triton.jit(
     do_not_specialize=("index", "num_laws"),
-    do_not_specialize_on_alignment=("rows", "temperature", "scores", "largest", "totals", "law_rows"),
+    do_not_specialize_on_alignment=("temperature", "scores", "largest", "totals", "law_rows"),
 )
 def _write_law(
-    logits, stride, rows, temperature, scores, places, largest, totals, law_rows, index, probabilities, num_laws, ids_at,
-    ROWS: tl.constexpr, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, HAS_ROWS: tl.constexpr,
-    MAY_OVERLAP: tl.constexpr,
+    logits, stride, temperature, scores, places, largest, totals, law_rows, index, probabilities, num_laws, ids_at,
+    ROWS: tl.constexpr, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -233,9 +186,8 @@ def _write_law(
     if chunk == 0:
         score = tl.load(scores + of_row + other, mask=is_chunk, other=float("-inf"))
         place = tl.load(places + of_row + other, mask=is_chunk, other=NUM_IDS)
-        score, place = _best_place(score, place, is_chunk, NUM_IDS)
-        tl.store(ids_at + row, place.to(tl.int64))
-    divisor = tl.load(temperature + _source(rows, row, HAS_ROWS))
+        tl.store(ids_at + row, _best_place(score, place, is_chunk, NUM_IDS).to(tl.int64))
+    divisor = tl.load(temperature + row)
     ids = chunk * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * stride + ids, mask=ids < NUM_IDS, other=float("-inf"))
     x = tl.div_rn(x, tl.where(divisor == 0, 1.0, divisor))

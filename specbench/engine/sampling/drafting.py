@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from specbench.engine.config import EngineConfig
+from specbench.engine.layers import fusion
 from specbench.engine.sampling.noise import DRAFT, exponential_noise, spread_ids, window_stream
 
 
@@ -49,14 +50,15 @@ class DraftSampling:
 
     def draw(self, index: int, logits: torch.Tensor) -> torch.Tensor:
         """Draft `index` of every request, int64 [num_requests], from fp32 logits [num_requests, vocab]."""
+        if fusion.is_fused(logits):
+            from specbench.engine.kernels.sampling import NoiseRows
+            from specbench.engine.kernels.tempered_sampling import draw_drafts
+
+            noise_rows = NoiseRows(self.keys, self.window_start, self.temperature, window_stream(DRAFT, index))
+            return draw_drafts(logits, noise_rows, self.probabilities, self.rows, index)
         is_greedy = self.temperature == 0
         scaled = logits / torch.where(is_greedy, 1.0, self.temperature)[:, None]
         self.probabilities[self.rows, index] = scaled.softmax(dim=-1)
-        if scaled.is_cuda:
-            from specbench.engine.kernels.sampling import NoiseRows, best_ids
-
-            noise_rows = NoiseRows(self.keys, self.window_start, self.temperature, window_stream(DRAFT, index))
-            return best_ids(scaled, noise_rows)
         stream = window_stream(DRAFT, torch.full_like(self.rows, index))
         ids = spread_ids(logits.shape[-1], logits.device)
         noise = exponential_noise(self.keys, self.window_start, stream, ids)

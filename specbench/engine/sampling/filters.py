@@ -1,6 +1,7 @@
 """Passes that cut a law's support: min_p, top_k and top_p. By selection and thresholds, never by sorting a vocabulary.
 
-Each takes the logits of all rows in place; a row that does not ask gets a threshold below everything.
+Each takes the logits of all rows in place; a row that does not ask gets a threshold below everything. On a GPU
+kernels/filters.py finds the thresholds of all three, and these are its reference.
 """
 
 from __future__ import annotations
@@ -16,30 +17,26 @@ _NUCLEUS_SIZES = (64, 512, 4096)
 
 def mask_min_p_(logits: torch.Tensor, min_p: torch.Tensor) -> None:
     """Drop ids less likely than min_p times the likeliest. logits: fp32 [num_rows, vocab]; min_p: [num_rows], 0 off."""
-    _drop_below_(logits, logits.amax(dim=-1) + min_p.log())
+    drop_below_(logits, logits.amax(dim=-1) + min_p.log())
 
 
-def mask_top_k_(logits: torch.Tensor, top_k: torch.Tensor, largest: int) -> None:
+def mask_top_k_(logits: torch.Tensor, top_k: torch.Tensor) -> None:
     """Keep each row's top_k largest; those equal to the last of them stay too.
 
-    top_k: int64 [num_rows], 0 off. largest: the largest of them, on the host.
+    top_k: int64 [num_rows], 0 off.
     """
-    largest = min(largest, logits.shape[-1])
+    largest = min(max(int(top_k.max()), 1), logits.shape[-1])
     values = logits.topk(largest, dim=-1).values
     last = values.gather(1, (top_k.clamp(1, largest) - 1)[:, None])[:, 0]
-    _drop_below_(logits, torch.where(top_k > 0, last, _NONE))
+    drop_below_(logits, torch.where(top_k > 0, last, _NONE))
 
 
 def mask_top_p_(logits: torch.Tensor, top_p: torch.Tensor) -> None:
     """Keep the fewest most likely ids whose probability reaches top_p, and those equal to the last of them.
 
     top_p: fp32 [num_rows], 1 off. The likeliest ids are looked at, more of them where their mass does not reach it, and
-    in a flat law the threshold is searched. How a row is treated depends on itself alone. On a GPU it is always
-    searched: to learn which rows are done the host would have to wait.
+    in a flat law the threshold is searched. How a row is treated depends on itself alone.
     """
-    if logits.is_cuda:
-        _drop_below_(logits, _searched_thresholds(logits, top_p))
-        return
     vocab_size = logits.shape[-1]
     threshold = torch.full_like(top_p, _NONE)
     total = log_total(logits)
@@ -60,14 +57,7 @@ def mask_top_p_(logits: torch.Tensor, top_p: torch.Tensor) -> None:
     for part in row_chunks(logits[: len(waiting)]):
         rows = waiting[part]
         threshold[rows] = _search_threshold(logits[rows], total[rows], top_p[rows])
-    _drop_below_(logits, threshold)
-
-
-def _searched_thresholds(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Least logit that each row keeps, [num_rows]; that of all where top_p is off."""
-    total = log_total(logits)
-    parts = [_search_threshold(logits[rows], total[rows], top_p[rows]) for rows in row_chunks(logits)]
-    return torch.where(top_p < 1, torch.cat(parts), _NONE)
+    drop_below_(logits, threshold)
 
 
 def _search_threshold(logits: torch.Tensor, total: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
@@ -87,6 +77,7 @@ def _search_threshold(logits: torch.Tensor, total: torch.Tensor, top_p: torch.Te
     return logits.masked_fill(bits < low[:, None], float("inf")).amin(dim=-1)
 
 
-def _drop_below_(logits: torch.Tensor, threshold: torch.Tensor) -> None:
+def drop_below_(logits: torch.Tensor, threshold: torch.Tensor) -> None:
+    """What is less than its row's threshold ([num_rows]) is out."""
     for rows in row_chunks(logits):
         logits[rows].masked_fill_(logits[rows] < threshold[rows, None], _NONE)

@@ -1,4 +1,8 @@
-"""From logits to one sampled token a row: ordered passes, each skipped when no request of the batch asks for it."""
+"""From logits to one sampled token a row: ordered passes, each skipped when no request of the batch asks for it.
+
+On a GPU the passes behind the penalties are kernels that read the logits as they are: `draw` needs none of what
+`process` writes.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from specbench.engine.sampling.filters import mask_min_p_, mask_top_k_, mask_top_p_
+from specbench.engine.layers import fusion
+from specbench.engine.sampling.filters import drop_below_, mask_min_p_, mask_top_k_, mask_top_p_
 from specbench.engine.sampling.noise import TARGET_SAMPLE, exponential_noise, spread_ids
 from specbench.engine.sampling.penalties import PenaltyRows
 from specbench.engine.sampling.row_chunks import row_chunks
@@ -38,8 +43,6 @@ class SamplingRows:
     min_p: torch.Tensor | None = None
     # [num_rows] int64; 0 is off
     top_k: torch.Tensor | None = None
-    # on the host: the largest of top_k
-    largest_top_k: int = 0
     # [num_rows] fp32; 1 is off
     top_p: torch.Tensor | None = None
     penalties: PenaltyRows | None = None
@@ -48,8 +51,21 @@ class SamplingRows:
     @property
     def needs_whole_rows(self) -> bool:
         """Whether anything is asked for that looks at more than one id at a time, a temperature apart."""
-        passes = (self.min_p, self.top_k, self.top_p, self.penalties)
-        return bool(self.ruled) or any(each is not None for each in passes)
+        return bool(self.ruled) or self.has_filters or self.penalties is not None
+
+    @property
+    def has_filters(self) -> bool:
+        return any(each is not None for each in (self.min_p, self.top_k, self.top_p))
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What filters leave of rows on a GPU: ids whose logit over temperature is no less than the threshold."""
+
+    # [num_rows] fp32. None: all of it
+    threshold: torch.Tensor | None
+    # [num_rows] fp32: logarithm of the sum of their exponentials, where it was found on the way
+    total: torch.Tensor | None
 
 
 def process(logits: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
@@ -60,6 +76,20 @@ def process(logits: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
     """
     if rows is None:
         return logits
+    apply_rules_(logits, rows)
+    if rows.temperature is None:
+        return logits
+    support = support_of(logits, rows) if fusion.is_fused(logits) else None
+    logits /= torch.where(rows.temperature == 0, 1.0, rows.temperature)[:, None]
+    if support is None:
+        _filter_(logits, rows)
+    elif support.threshold is not None:
+        drop_below_(logits, support.threshold)
+    return logits
+
+
+def apply_rules_(logits: torch.Tensor, rows: SamplingRows) -> None:
+    """The passes before the temperature, in place: token rules and penalties."""
     for ruled in rows.ruled:
         part = slice(ruled.start, ruled.stop)
         ruled.rules.apply_(logits[part], rows.positions[part])
@@ -68,15 +98,26 @@ def process(logits: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
     for ruled in rows.ruled:
         part = slice(ruled.start, ruled.stop)
         ruled.rules.ban_words_(logits[part], ruled.token_ids, rows.positions[part])
-    if rows.temperature is not None:
-        logits /= torch.where(rows.temperature == 0, 1.0, rows.temperature)[:, None]
+
+
+def _filter_(logits: torch.Tensor, rows: SamplingRows) -> None:
     if rows.min_p is not None:
         mask_min_p_(logits, rows.min_p)
     if rows.top_k is not None:
-        mask_top_k_(logits, rows.top_k, rows.largest_top_k)
+        mask_top_k_(logits, rows.top_k)
     if rows.top_p is not None:
         mask_top_p_(logits, rows.top_p)
-    return logits
+
+
+def support_of(logits: torch.Tensor, rows: SamplingRows, *, needs_total: bool = False) -> Support:
+    """By kernels, without waiting: of fp32 logits [num_rows, vocab] behind rules and penalties, before temperature."""
+    from specbench.engine.kernels.filters import Filters, kept
+
+    assert rows.temperature is not None
+    if not rows.has_filters:
+        return Support(None, None)
+    found = kept(logits, Filters(rows.temperature, rows.min_p, rows.top_k, rows.top_p), needs_total=needs_total)
+    return Support(found.threshold, found.total)
 
 
 def sample(processed: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
@@ -87,10 +128,6 @@ def sample(processed: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
     """
     if rows is None or rows.temperature is None:
         return greedy_ids(processed)
-    if processed.is_cuda:
-        from specbench.engine.kernels.sampling import NoiseRows, best_ids
-
-        return best_ids(processed, NoiseRows(rows.keys, rows.positions, rows.temperature, TARGET_SAMPLE))
     ids = spread_ids(processed.shape[-1], processed.device)
     sampled_ids = torch.empty(len(processed), dtype=torch.int64, device=processed.device)
     for part in row_chunks(processed):
@@ -99,9 +136,22 @@ def sample(processed: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
     return torch.where(rows.temperature == 0, greedy_ids(processed), sampled_ids)
 
 
+def draw(logits: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
+    """What `sample` makes of what `process` makes of these logits, int64 [num_rows]. Whether they are changed depends
+    on the device."""
+    if not fusion.is_fused(logits) or rows is None or rows.temperature is None:
+        return sample(process(logits, rows), rows)
+    from specbench.engine.kernels.sampling import NoiseRows
+    from specbench.engine.kernels.tempered_sampling import tempered_ids
+
+    apply_rules_(logits, rows)
+    noise = NoiseRows(rows.keys, rows.positions, rows.temperature, TARGET_SAMPLE)
+    return tempered_ids(logits, noise, support_of(logits, rows).threshold)
+
+
 def greedy_ids(logits: torch.Tensor) -> torch.Tensor:
     """The argmax of each row of [num_rows, vocab], int64 [num_rows]; a tie goes to the lowest id."""
-    if logits.is_cuda and logits.dtype == torch.float32:
+    if fusion.is_fused(logits) and logits.dtype == torch.float32:
         from specbench.engine.kernels.sampling import best_ids
 
         return best_ids(logits)

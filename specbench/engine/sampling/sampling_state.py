@@ -7,10 +7,12 @@ of execution/request_state.py holds it), what a pass does.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from specbench.engine.layers import fusion
 from specbench.engine.layers.to_device import to_device
 from specbench.engine.sampling.parameters import RequestSampling
 from specbench.engine.sampling.penalties import PenaltyRows
@@ -30,7 +32,7 @@ class SamplingState:
         self.device = device
         # [num_rows] each: views of two tensors, which are filled in one go
         self._whole = torch.zeros(3, num_rows, dtype=torch.int64, device=device)
-        self.key, self.num_prompt_tokens, self.top_k = self._whole.unbind(0)
+        self.key, self.top_k, self.num_prompt_tokens = self._whole.unbind(0)
         self._real = torch.zeros(6, num_rows, dtype=torch.float32, device=device)
         self.temperature, self.min_p, self.top_p, self.repetition, self.presence, self.frequency = self._real.unbind(0)
         self.top_p.fill_(1.0)
@@ -60,7 +62,7 @@ class SamplingState:
         for row, sampling in zip(rows, samplings, strict=True):
             self._add_on_host(row, sampling)
         top_k = self.top_k_np[list(rows)].tolist()
-        whole = [(one.key, one.num_prompt_tokens, k) for one, k in zip(samplings, top_k, strict=True)]
+        whole = [(one.key, k, one.num_prompt_tokens) for one, k in zip(samplings, top_k, strict=True)]
         real = np.asarray([_real_parameters(sampling.params) for sampling in samplings], dtype=np.float64)
         on_device, whole_values, real_bits = to_device(
             [np.asarray(rows), np.asarray(whole, dtype=np.int64).T, real.T.copy().view(np.int64)], self.device
@@ -106,8 +108,23 @@ class SamplingState:
 
     def tempered_rows(self, persistent_rows: torch.Tensor, positions: torch.Tensor) -> SamplingRows:
         """Parameters of the logits rows of a batch that needs no filters; greedy rows are among them. As for `rows`."""
+        every = self.filtered_rows(persistent_rows, positions)
+        return replace(every, min_p=None, top_k=None, top_p=None)
+
+    def filtered_rows(self, persistent_rows: torch.Tensor, positions: torch.Tensor) -> SamplingRows:
+        """The same of a batch that needs no more than filters, whoever asks for which."""
+        if fusion.is_fused(persistent_rows):
+            from specbench.engine.kernels.sampling_rows import gather_rows
+
+            found = gather_rows(persistent_rows, self._whole, self._real)
+            return SamplingRows(found.keys, positions, found.temperature, found.min_p, found.top_k, found.top_p)
         return SamplingRows(
-            keys=self.key[persistent_rows], positions=positions, temperature=self.temperature[persistent_rows]
+            keys=self.key[persistent_rows],
+            positions=positions,
+            temperature=self.temperature[persistent_rows],
+            min_p=self.min_p[persistent_rows],
+            top_k=self.top_k[persistent_rows],
+            top_p=self.top_p[persistent_rows],
         )
 
     def rows(
@@ -128,15 +145,14 @@ class SamplingState:
         has_penalties, has_rules = self.has_penalties_np[batch_rows].any(), self.has_rules_np[batch_rows].any()
         if not (is_sampled or has_penalties or has_rules):
             return None
-        largest_top_k = int(self.top_k_np[batch_rows].max())
+        has_top_k = self.top_k_np[batch_rows].any()
         has_min_p, has_top_p = self.has_min_p_np[batch_rows].any(), self.has_top_p_np[batch_rows].any()
         return SamplingRows(
             keys=self.key[persistent_rows],
             positions=positions,
             temperature=self.temperature[persistent_rows] if is_sampled else None,
             min_p=self.min_p[persistent_rows] if has_min_p else None,
-            top_k=self.top_k[persistent_rows] if largest_top_k else None,
-            largest_top_k=largest_top_k,
+            top_k=self.top_k[persistent_rows] if has_top_k else None,
             top_p=self.top_p[persistent_rows] if has_top_p else None,
             penalties=self._penalties(batch_rows, persistent_rows, positions, token_pool) if has_penalties else None,
             ruled=self._ruled(batch_rows, logits_start_loc, token_pool) if has_rules else (),

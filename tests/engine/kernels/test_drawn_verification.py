@@ -1,5 +1,5 @@
-"""Verification of drawn drafts by kernels decides and emits what plain torch does: in Triton's interpreter on a CPU, and
-on a GPU."""
+"""Verification of drawn drafts by kernels decides and emits what plain torch does: in Triton's interpreter on a CPU,
+and on a GPU."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ class Step:
             keys=of.keys[of.rows],
             start=of.counts[1, of.rows],
         )
-        laws = Laws(
-            self.by_column(processed), self.by_column(processed.logsumexp(-1)), of.draft_probabilities, of.rows
-        )
+        laws = Laws(self.by_column(processed), self.by_column(processed.logsumexp(-1)), of.draft_probabilities, of.rows)
         drawn = verify_draws(ACCEPTANCE_RULES[method], windows, laws, position)
         argmax = self.by_column(processed.argmax(-1))
         greedy = sample_and_match(argmax, windows.draft_ids, windows.num_drafts, windows.samples)
@@ -135,7 +133,9 @@ def make_step(
     pool = torch.randint(0, vocab, (NUM_STATE_ROWS, WIDTH))
     for index, row in enumerate(rows.tolist()):
         pool[row, counts[0, row] : counts[0, row] + k] = draft_ids[index]
-    of_rows = [likeness * draft_logits[r, min(c, k - 1)] for r, n in enumerate(drafts_of.tolist()) for c in range(n + 1)]
+    of_rows = [
+        likeness * draft_logits[r, min(c, k - 1)] for r, n in enumerate(drafts_of.tolist()) for c in range(n + 1)
+    ]
     logits = torch.stack(of_rows) + torch.randn(len(of_rows), vocab) * (1 - likeness) * spread
     row_of_logits = rows.repeat_interleave(drafts_of + 1)
     columns = None

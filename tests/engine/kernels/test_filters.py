@@ -73,7 +73,7 @@ def test_what_is_kept_is_what_sorting_keeps(vocab: int, spread: float, names: st
     logits = torch.randn(6, vocab) * spread
     if spread == 1.0:
         logits = (logits * 4).round() / 4
-    result = kept(logits.to(DEVICE), filters_of(vocab, names), None, needs_total=True, sizes=SMALL)
+    result = kept(logits.to(DEVICE), filters_of(vocab, names), needs_total=True, sizes=SMALL)
     assert_kept(result, logits, names)
 
 
@@ -87,20 +87,15 @@ def test_rows_that_refuse_every_shortcut(names: str):
     logits[3] = torch.cat([torch.full((300,), -3e38), torch.linspace(-1e-30, 1e-30, 300)])
     logits[4] = torch.linspace(-20, 20, 600).exp()
     logits[5] = torch.where(torch.arange(600) % 3 == 0, -0.0, 0.0)
-    assert_kept(kept(logits.to(DEVICE), filters_of(600, names), None, sizes=SMALL), logits, names)
+    assert_kept(kept(logits.to(DEVICE), filters_of(600, names), sizes=SMALL), logits, names)
 
 
-def test_parameters_are_those_of_persistent_rows():
+def test_a_row_is_treated_alike_whatever_the_others_are():
     torch.manual_seed(2)
-    logits = torch.randn(4, 300) * 2
-    rows = torch.tensor([5, 0, 0, 2])
-    result = kept(logits.to(DEVICE), filters_of(300, "p"), rows.to(DEVICE), sizes=SMALL)
-    alone = kept(logits[1:2].to(DEVICE), filters_of(300, "p"), None, sizes=SMALL)
-    assert torch.equal(result.threshold[1], alone.threshold[0]), "whatever the other rows are"
-    assert result.threshold[3] == -torch.inf
-    for index, top_p in ((0, 0.3), (1, 0.9), (2, 0.9)):
-        expected = by_sorting(logits[index], 0.0, 0, top_p)
-        assert torch.equal(logits[index] >= result.threshold[index].cpu(), expected > -torch.inf)
+    logits = torch.randn(6, 300) * 2
+    together = kept(logits.to(DEVICE), filters_of(300, "p"), sizes=SMALL)
+    one = Filters(TEMPERATURE[1:2].to(DEVICE), None, None, TOP_P[1:2].to(DEVICE))
+    assert torch.equal(together.threshold[1:2], kept(logits[1:2].to(DEVICE), one, sizes=SMALL).threshold)
 
 
 @pytest.mark.skipif(not HAS_GPU, reason="too much for an interpreter")
@@ -110,5 +105,5 @@ def test_large_vocabularies(spread: float, names: str):
     torch.manual_seed(3)
     vocab = 151_936
     logits = torch.randn(6, vocab) * spread
-    result = kept(logits.to(DEVICE), filters_of(vocab, names), None, needs_total=True)
+    result = kept(logits.to(DEVICE), filters_of(vocab, names), needs_total=True)
     assert_kept(result, logits, names, slack=2)

@@ -15,7 +15,6 @@ def rows(
         temperature=torch.full((num_rows,), temperature),
         min_p=torch.full((num_rows,), min_p) if min_p else None,
         top_k=torch.full((num_rows,), top_k) if top_k else None,
-        largest_top_k=top_k,
         top_p=torch.full((num_rows,), top_p) if top_p < 1 else None,
     )
 
@@ -65,7 +64,7 @@ def test_mixed_batches_leave_each_row_its_own_law():
     logits = LOGITS.expand(6, -1)
     temperature, min_p = torch.tensor([0.0, 1.0, 1.0, 0.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 0.0, 0.0, 0.5, 0.0])
     top_k, top_p = torch.tensor([0, 0, 2, 1, 0, 0]), torch.tensor([1.0, 1.0, 1.0, 0.5, 0.3, 1.0])
-    together = draw(logits, SamplingRows(torch.arange(6), torch.arange(6), temperature, min_p, top_k, 2, top_p))
+    together = draw(logits, SamplingRows(torch.arange(6), torch.arange(6), temperature, min_p, top_k, top_p))
     for row in range(6):
         one = slice(row, row + 1)
         alone = SamplingRows(
@@ -74,7 +73,6 @@ def test_mixed_batches_leave_each_row_its_own_law():
             temperature[one],
             min_p[one] if min_p[row] else None,
             top_k[one] if top_k[row] else None,
-            int(top_k[row]),
             top_p[one] if top_p[row] < 1 else None,
         )
         assert draw(logits[:1], alone)[0] == together[row]
