@@ -17,7 +17,7 @@ from scipy.stats import chi2
 from specbench.engine.execution.model_runner import ModelRunner
 from specbench.engine.layers.metadata import TargetOutput
 from specbench.engine.llm_engine import LLMEngine
-from specbench.engine.proposers.proposer import DraftBatch
+from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
 from tests.engine.harness import make_engine
 from tests.engine.tiny_inkling import build_tiny_inkling
 
@@ -65,8 +65,13 @@ class MarkovModel:
 class MarkovProposer:
     """Draws each draft from a table of its own, given the token before it. `missing`: chance of none, by draft."""
 
+    is_capturable = True
+
     def __init__(self, table: torch.Tensor, k: int, missing: float = 0.0):
         self.table, self.k, self.missing = table, k, missing
+
+    def requirements(self) -> ProposerRequirements:
+        return ProposerRequirements(self.k, cache_groups=(), num_prompt_lookahead=0, fixed_bytes=0)
 
     def propose(self, batch: DraftBatch) -> None:
         for index in range(self.k):

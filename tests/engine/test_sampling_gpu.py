@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from specbench.engine.sampling.noise import exponential_noise, spread_ids
+from tests.engine import test_verification_law as laws
 from tests.engine.harness import run, token_request
-from tests.engine.markov import build_folder, markov_engine
+from tests.engine.markov import build_folder, exact_law, markov_engine, p_value
 from tests.engine.test_sampling_parameters import DRAFT, NUM_REQUESTS, TARGET, requests_of
 
 pytestmark = [
@@ -62,3 +63,70 @@ def test_drawn_drafts_give_the_cpus_tokens(folder: Path, method: str):
         results.append({name: result.output_token_ids for name, result in run(engine, requests).items()})
     num_equal = sum(results[0][name] == results[1][name] for name in results[0])
     assert num_equal >= 495
+
+
+#: Sampling parameters, and what they leave of the target's logits.
+KINDS = [({}, lambda logits: logits), *laws.FILTERS.values()]
+
+
+@pytest.mark.parametrize("has_graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("method", laws.METHODS)
+def test_the_joint_law_is_the_targets(folder: Path, method: tuple[str, str], has_graphs: bool):
+    """Through the engine's loop, requests with and without filters in one batch, with a step in flight."""
+    num_requests, size = (3_000, 64) if has_graphs else (18_000, 2048)
+    engine = markov_engine(
+        folder,
+        laws.TARGET.cuda(),
+        laws.DRAFT.cuda(),
+        3,
+        device="cuda",
+        attention_backend="triton",
+        draft_sample_method=method[0],
+        rejection_sample_method=method[1],
+        max_num_seqs=size,
+        max_num_batched_tokens=8 * size,
+        pipeline_depth=1,
+    )
+    if has_graphs:
+        engine.runner.capture(lambda text: None)
+    requests = [
+        token_request(
+            f"r{seed}", laws.PROMPT, laws.NUM_TOKENS, seed=seed, **({"temperature": 1.0} | KINDS[seed % len(KINDS)][0])
+        )
+        for seed in range(num_requests)
+    ]
+    results = list(run(engine, requests).values())
+    assert set(laws.accepted_counts(results)) == {0, 1, 2, 3}
+    for kind, (params, of_filter) in enumerate(KINDS):
+        own = [result for result in results if int(result.record.sample_id[1:]) % len(KINDS) == kind]
+        law = exact_law(of_filter(laws.TARGET).double().softmax(-1), laws.PROMPT, laws.NUM_TOKENS)
+        assert p_value(laws.sequences(own), law) > laws.LEVEL, params
+
+
+@pytest.mark.parametrize("method", laws.METHODS)
+def test_graphs_give_what_steps_without_graphs_give(folder: Path, method: tuple[str, str]):
+    """Bit for bit the same noise, the same tokens: filters, missing drafts and greedy requests among them."""
+    requests = [
+        token_request(f"r{seed}", laws.PROMPT, 10, seed=seed, **({"temperature": 1.0 * (seed % 4 > 0)} | params))
+        for seed in range(120)
+        for params in [KINDS[seed % len(KINDS)][0] if seed % 4 else {}]
+    ]
+    outputs = []
+    for has_graphs in (False, True):
+        engine = markov_engine(
+            folder,
+            laws.TARGET.cuda(),
+            laws.DRAFT.cuda(),
+            3,
+            missing=0.2,
+            device="cuda",
+            attention_backend="triton",
+            draft_sample_method=method[0],
+            rejection_sample_method=method[1],
+            max_num_seqs=32,
+            max_num_batched_tokens=256,
+        )
+        if has_graphs:
+            engine.runner.capture(lambda text: None)
+        outputs.append({name: result.output_token_ids for name, result in run(engine, requests).items()})
+    assert outputs[0] == outputs[1]
