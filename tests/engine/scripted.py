@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from specbench.engine.execution.model_runner import ModelRunner
 from specbench.engine.layers.metadata import TargetOutput
 from specbench.engine.llm_engine import LLMEngine
-from specbench.engine.proposers.proposer import DraftBatch
+from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
 from tests.engine.harness import make_engine
 from tests.engine.tiny_inkling import build_tiny_inkling
 
@@ -60,6 +60,9 @@ class ScriptedProposer:
 
     def __init__(self, script: list[int], k: int, wrong_at: Collection[int], missing_at: Collection[int]):
         self.script, self.k, self.wrong_at, self.missing_at = script, k, wrong_at, missing_at
+
+    def requirements(self) -> ProposerRequirements:
+        return ProposerRequirements(self.k, cache_groups=(), num_prompt_lookahead=0, fixed_bytes=0)
 
     def propose(self, batch: DraftBatch) -> None:
         (column,) = batch.draft_columns.tolist()
