@@ -10,8 +10,8 @@ features of audio and images; everything else is computed on the device. On a CP
 buffers, called again instead of replayed.
 
 What is left to run as it comes: steps of more rows than `token_sizes` names, whose kernels keep a device busy for
-longer than the host takes to launch them; verification beside chunks of prompts, and where a request asks for what
-depends on its text (penalties, token rules, log-probabilities); drafting by a proposer that asks the host.
+longer than the host takes to launch them; verification where a request asks for penalties, token rules or
+log-probabilities; drafting by a proposer that asks the host.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ import torch
 
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.features import FeatureBuffers
-from specbench.engine.execution.input_batch import InputBatch, padded_indices
-from specbench.engine.execution.stages import Forwarded, MixedInputs, StepStages
+from specbench.engine.execution.input_batch import InputBatch, MixedInputs, padded_indices
+from specbench.engine.execution.stages import Forwarded, StepStages, Verification
 from specbench.engine.execution.step_results import StepResults
 from specbench.engine.layers.attention_backends.backend import AttentionBackend
 from specbench.engine.layers.features import StepFeatures
@@ -211,12 +211,7 @@ class CapturedStep:
         #: The last step's, requests of padding included.
         self.results = StepResults.empty(stages.k, num_requests, device)
         self._forward = Recording(self._run_forward, recorder)
-        verifications = {False: stages.verify_greedy, True: stages.verify_tempered}
-        # whether a request has a temperature -> recording
-        self._verify = {
-            is_sampled: Recording(partial(self._run_verify, verify), recorder)
-            for is_sampled, verify in verifications.items()
-        }
+        self._verify = {each: Recording(partial(self._run_verify, each), recorder) for each in Verification}
         self.reads_features = features is not None
         # whether drafts are drawn, whether any row reads features -> recording
         self._draft = {
@@ -229,8 +224,8 @@ class CapturedStep:
         indices = padded_indices(self._inputs, (), self.num_rows, self._k)
         return self._stages.forward(InputBatch.of(indices, self._stages.state, self._max_seq_lens_np))
 
-    def _run_verify(self, verify: Callable[[Forwarded, StepResults], None]) -> None:
-        verify(self._forward.outputs, self.results)
+    def _run_verify(self, verification: Verification) -> None:
+        self._stages.verify_as(verification, self._forward.outputs, self.results)
 
     def _run_draft(self, is_sampled: bool, features: StepFeatures | None) -> None:
         self._stages.draft(self._forward.outputs, self.results, is_sampled=is_sampled, features=features)
@@ -252,9 +247,8 @@ class CapturedStep:
     def forward(self) -> None:
         self._forward.replay(self._rows)
 
-    def verify(self, is_sampled: bool) -> None:
-        """Where no request asks for more than a temperature."""
-        self._verify[is_sampled].replay(self._rows)
+    def verify(self, verification: Verification) -> None:
+        self._verify[verification].replay(self._rows)
 
     def clear_padding(self, num_requests: int) -> None:
         """Of the results of a verification that filled the first columns only."""
@@ -278,11 +272,10 @@ class CapturedStep:
 
 
 class CapturedMixed:
-    """Forward and drafting of steps of any kind, chunks of prompts among them, in which neither has more than
+    """The parts of steps of any kind, chunks of prompts among them, in which neither forward nor drafting has more than
     `num_tokens` rows.
 
-    What decides their shapes is that number alone: which request has how many rows, the device finds out. What is
-    sampled depends on the host, and verification in between runs as it comes.
+    What decides their shapes is that number alone: which request has how many rows, the device finds out.
     """
 
     def __init__(
@@ -295,49 +288,50 @@ class CapturedMixed:
     ) -> None:
         self.num_tokens = num_tokens
         self._limits = limits
-        self._scratch_row = stages.state.scratch_row
+        self._stages = stages
         device, num_requests = stages.model.device, limits.max_num_seqs + 1
         self._inputs = MixedInputs(torch.zeros(4, num_requests, dtype=torch.int64, device=device))
-        self._inputs.rows.fill_(self._scratch_row)
+        self._inputs.rows.fill_(stages.state.scratch_row)
+        # of the requests that run
+        self._rows = HostRows((), ())
         #: The last step's, requests of padding included.
         self.results = StepResults.empty(stages.k, num_requests, device)
         ways = [None] if features is None else [None, features]
-        # whether any row reads features of audio or images -> recording
-        self._forwards = {
-            of is not None: Recording(
-                partial(stages.forward_mixed, self._inputs, num_tokens, limits.max_seq_len, of), recorder
-            )
-            for of in ways
+        forward = partial(stages.forward_mixed, self._inputs, num_tokens, limits.max_seq_len)
+        # whether any row reads features of audio or images -> recordings; the same of the last step
+        self._forward = {of is not None: Recording(partial(forward, of), recorder) for of in ways}
+        self._has_features = False
+        # what is sampled, whether any row reads features -> recording
+        self._verify = {
+            (each, has_features): Recording(partial(self._run_verify, each, has_features), recorder)
+            for each in Verification
+            for has_features in self._forward
         }
         # whether drafts are drawn, whether any row reads features -> recording
-        self._drafts = {
-            (is_drawn, of is not None): Recording(
-                partial(self._run_draft, stages, limits.max_seq_len, is_drawn, of), recorder
-            )
+        self._draft = {
+            (is_drawn, of is not None): Recording(partial(self._run_draft, is_drawn, of), recorder)
             for is_drawn in ways_to_draft(stages, is_mixed=True)
             for of in ways
         }
 
-    def _run_draft(self, stages: StepStages, max_seq_len: int, is_sampled: bool, features: StepFeatures | None) -> None:
-        stages.draft_mixed(
-            self._forwards[features is not None].outputs,
-            self.results,
-            is_sampled=is_sampled,
-            features=features,
-            max_seq_len=max_seq_len,
-        )
+    def _run_verify(self, verification: Verification, has_features: bool) -> None:
+        self._stages.verify_as(verification, self._forward[has_features].outputs.forwarded, self.results)
+
+    def _run_draft(self, is_sampled: bool, features: StepFeatures | None) -> None:
+        mixed = self._forward[features is not None].outputs
+        self._stages.draft_mixed(mixed, self.results, is_sampled=is_sampled, features=features)
 
     # ---- A step, in the order of its parts
 
-    def forward(self, output: SchedulerOutput, batch: InputBatch) -> Forwarded:
-        """Hand over which requests run, and run the target."""
+    def set(self, output: SchedulerOutput) -> None:
+        """Hand over which requests run."""
         inputs_np, n = np.zeros(self._inputs.packed.shape, dtype=np.int64), output.num_requests
-        inputs_np[0] = self._scratch_row
+        inputs_np[0] = self._stages.state.scratch_row
         modes_np = np.asarray(output.modes)
         inputs_np[:, :n] = output.rows, output.num_tokens, modes_np != DECODE, modes_np != PARTIAL_CHUNK
         copy_in(self._inputs.packed, inputs_np)
-        found = self._forwards[bool(output.content)].replay(self._host_rows(output.num_tokens, output.max_seq_lens))
-        return Forwarded.of_rows(batch, found.positions, found.hidden)
+        self._rows = self._host_rows(output.num_tokens, output.max_seq_lens)
+        self._has_features = bool(output.content)
 
     def _host_rows(self, num_rows_np: Sequence[int], max_seq_lens_np: Sequence[int]) -> HostRows:
         """Of a pass with so many rows of each request; those that are left over are the last request's."""
@@ -346,21 +340,31 @@ class CapturedMixed:
         starts_np[-1] = self.num_tokens
         return HostRows(starts_np.tolist(), max_seq_lens_np)
 
-    def _clear_padding(self, num_requests: int) -> None:
+    def forward(self) -> None:
+        self._forward[self._has_features].replay(self._rows)
+
+    def verify(self, verification: Verification) -> None:
+        self._verify[verification, self._has_features].replay(self._rows)
+
+    def clear_padding(self, num_requests: int) -> None:
         """Of the results of a verification that filled the first columns only."""
         self.results.packed[:, num_requests:].zero_()
 
     def can_draft(self, output: SchedulerOutput) -> bool:
         """Whether drafting behind this step is recorded."""
-        return bool(self._drafts) and sum(self._limits.draft_rows(output)) <= self.num_tokens
+        return bool(self._draft) and sum(self._limits.draft_rows(output)) <= self.num_tokens
 
     def draft(self, output: SchedulerOutput, is_drawn: bool) -> None:
-        self._clear_padding(output.num_requests)
         num_rows_np = self._limits.draft_rows(output)
         # Rows that drafting adds lie before the target's or, dead, behind them.
         bounds = zip(output.max_seq_lens, num_rows_np, output.num_tokens, strict=True)
         rows = self._host_rows(num_rows_np, [bound + max(0, own - count) for bound, own, count in bounds])
-        self._drafts[is_drawn, bool(output.content)].replay(rows)
+        self._draft[is_drawn, self._has_features].replay(rows)
+
+    def real_requests(self, batch: InputBatch) -> Forwarded:
+        """What the target made of the requests that are no padding."""
+        forwarded = self._forward[self._has_features].outputs.forwarded
+        return Forwarded.of_rows(batch, forwarded.positions, forwarded.hidden)
 
 
 def ways_to_draft(stages: StepStages, is_mixed: bool) -> tuple[bool, ...]:

@@ -21,6 +21,31 @@ from specbench.engine.scheduling.step import DECODE, PARTIAL_CHUNK, SchedulerOut
 
 
 @dataclass(frozen=True, slots=True)
+class MixedInputs:
+    """What the host says of a step of any kind, where a graph reads it. The last request is always one of padding."""
+
+    # [4, num_requests] int64: persistent rows; rows of each in this step, 0 for padding; 1 where these are a chunk of a
+    # prompt; 1 where a token is sampled behind them
+    packed: torch.Tensor
+
+    @property
+    def rows(self) -> torch.Tensor:
+        return self.packed[0]
+
+    @property
+    def num_tokens(self) -> torch.Tensor:
+        return self.packed[1]
+
+    @property
+    def is_chunk(self) -> torch.Tensor:
+        return self.packed[2]
+
+    @property
+    def samples(self) -> torch.Tensor:
+        return self.packed[3]
+
+
+@dataclass(frozen=True, slots=True)
 class StepIndices:
     """Index maps that depend on a step's shape alone: who runs, how many rows each, in which mode. Steps of one shape
     share them."""
@@ -142,6 +167,39 @@ def padded_indices(inputs: torch.Tensor, rows_np: Sequence[int], num_rows: int, 
         is_chunk_np=(False,) * num_requests,
         is_partial_np=(False,) * num_requests,
         num_live=num_live,
+    )
+
+
+def mixed_indices(inputs: MixedInputs, num_tokens: int, k: int) -> StepIndices:
+    """Indices of a step of any kind with at most `num_tokens` rows, of which the host knows no more than that. Like
+    `padded_indices` it works for other inputs, and what only the host would know is empty."""
+    num_requests, ends = len(inputs.rows), inputs.num_tokens.cumsum(0)
+    starts = ends - inputs.num_tokens
+    is_live = inputs.num_tokens.clamp_max(1)
+    num_certain_rows = torch.where(inputs.is_chunk > 0, inputs.num_tokens, is_live)
+    # [num_requests, k + 1]: a chunk has one column, of its last row; behind a request's last column any row will do
+    first_column = starts + num_certain_rows - is_live
+    columns = first_column[:, None] + torch.arange(k + 1, device=ends.device)
+    columns = torch.minimum(columns, (ends - 1).clamp_min(0)[:, None])
+    # Logits of every row, or of every column, whichever are fewer.
+    is_every_row = num_tokens <= columns.numel()
+    request_of_row = torch.searchsorted(ends, torch.arange(num_tokens, device=ends.device), right=True)
+    row_of_token = inputs.rows[request_of_row.clamp_max_(num_requests - 1)]
+    return StepIndices(
+        rows=inputs.rows,
+        rows_np=(),
+        query_start_loc_np=(),
+        persistent_row_of_token=row_of_token,
+        token_row_of_logits=None if is_every_row else columns.flatten(),
+        persistent_row_of_logits=row_of_token if is_every_row else inputs.rows.repeat_interleave(k + 1),
+        logits_row_of_column=columns if is_every_row else None,
+        num_certain_rows=num_certain_rows,
+        num_drafts=inputs.num_tokens - num_certain_rows,
+        samples=inputs.samples,
+        num_logits=num_tokens if is_every_row else columns.numel(),
+        logits_start_loc_np=(),
+        is_chunk_np=(),
+        is_partial_np=(),
     )
 
 

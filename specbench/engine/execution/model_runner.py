@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 import torch
 
 from specbench.engine.config import EngineConfig
-from specbench.engine.execution.cuda_graphs import CapturedStep, CapturedSteps, Recorder, StepLimits
+from specbench.engine.execution.cuda_graphs import CapturedMixed, CapturedStep, CapturedSteps, Recorder, StepLimits
 from specbench.engine.execution.features import FeatureBuffers, step_content
 from specbench.engine.execution.input_batch import InputBatch
 from specbench.engine.execution.request_state import RequestState
-from specbench.engine.execution.stages import StepStages
+from specbench.engine.execution.stages import Forwarded, StepStages
 from specbench.engine.execution.step_clock import StepClock
 from specbench.engine.execution.step_results import PendingStep, StepResults
-from specbench.engine.execution.token_logprobs import TokenLogprobs, prompt_logprobs
+from specbench.engine.execution.token_logprobs import PromptLogprobs, TokenLogprobs, prompt_logprobs
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.features import StepFeatures
 from specbench.engine.models.target import ContentEncoder, TargetModel
@@ -66,39 +66,75 @@ class ModelRunner:
             self.proposer.release(output.finished_rows)
         self.state.apply(output)
         captured = self.captured_steps.find(output)
-        return self._run(output) if captured is None else self._replay(captured, output)
+        if captured is not None:
+            return self._replay(captured, output)
+        mixed = self.captured_steps.find_mixed(output)
+        return self._run(output) if mixed is None else self._replay_mixed(mixed, output)
 
     def _run(self, output: SchedulerOutput) -> PendingStep:
-        """A step of any shape; its forward and drafting are replayed where so many rows are recorded."""
-        captured = self.captured_steps.find_mixed(output)
+        """A step of any shape, as it comes."""
+        results = StepResults.empty(self.k, output.num_requests, self.state.device)
         batch = InputBatch.gather(output, self.state, self.k)
-        is_sampled = self.state.sampling.is_any_sampled(output.rows)
         times = self._clock.begin()
         features = self._features(output)
-        if captured is None:
-            kept = results = StepResults.empty(self.k, output.num_requests, self.state.device)
-            forwarded = self.stages.forward(batch, features)
-        else:
-            kept, results = captured.results, captured.results.first(output.num_requests)
-            self._hand_over(features)
-            forwarded = captured.forward(output, batch)
+        forwarded = self.stages.forward(batch, features)
         times.mark()
         token_logprobs = self.stages.verify(forwarded, results)
         times.mark()
-        if captured is not None and captured.can_draft(output):
-            captured.draft(output, self._draws(is_sampled))
-        else:
-            self.stages.draft(forwarded, results, is_sampled=is_sampled, admitted=_admitted(output), features=features)
+        self._draft(forwarded, results, output, features)
         self._clock.end(times)
-        found = {}
-        if self.state.sampling.is_any_prompt_logprob(output.rows):
-            hidden_states = forwarded.hidden.hidden_states
-            found = prompt_logprobs(self.stages.model, self.state, output, batch, hidden_states)
-        return PendingStep(kept, output.num_requests, times, token_logprobs, found)
+        found = self._prompt_logprobs(forwarded, output)
+        return PendingStep(results, output.num_requests, times, token_logprobs, found)
 
-    def _draws(self, is_sampled: bool) -> bool:
-        """Whether drafts are drawn in a step of which a request has a temperature, or none has."""
-        return is_sampled and self.stages.draft_probabilities is not None
+    def _replay_mixed(self, captured: CapturedMixed, output: SchedulerOutput) -> PendingStep:
+        """A step of any kind, in parts that are recorded. What nobody recorded runs on the real requests."""
+        verification = self.stages.verification(output.rows)
+        can_draft = self.proposer is None or captured.can_draft(output)
+        asks_for_prompts = self.state.sampling.is_any_prompt_logprob(output.rows)
+        is_whole = verification is not None and can_draft and not asks_for_prompts
+        # Taken before anything is committed.
+        batch = None if is_whole else InputBatch.gather(output, self.state, self.k)
+        captured.set(output)
+        times = self._clock.begin()
+        features = self._features(output)
+        self._hand_over(features)
+        captured.forward()
+        real = None if batch is None else captured.real_requests(batch)
+        times.mark()
+        token_logprobs: list[TokenLogprobs] = []
+        results = captured.results.first(output.num_requests)
+        if verification is not None:
+            captured.verify(verification)
+        else:
+            assert real is not None
+            token_logprobs = self.stages.verify(real, results)
+            captured.clear_padding(output.num_requests)
+        times.mark()
+        if can_draft and self.proposer is not None:
+            captured.draft(output, self._draws(output))
+        elif real is not None:
+            self._draft(real, results, output, features)
+        self._clock.end(times)
+        found = {} if real is None else self._prompt_logprobs(real, output)
+        return PendingStep(captured.results, output.num_requests, times, token_logprobs, found)
+
+    def _draft(
+        self, forwarded: Forwarded, results: StepResults, output: SchedulerOutput, features: StepFeatures | None
+    ) -> None:
+        """Let the proposer draft as it comes."""
+        is_sampled = self.state.sampling.is_any_sampled(output.rows)
+        admitted = [AdmittedRequest(new.row, new.token_ids, new.sampling.key) for new in output.new_requests]
+        self.stages.draft(forwarded, results, is_sampled=is_sampled, admitted=admitted, features=features)
+
+    def _prompt_logprobs(self, forwarded: Forwarded, output: SchedulerOutput) -> dict[int, PromptLogprobs]:
+        if not self.state.sampling.is_any_prompt_logprob(output.rows):
+            return {}
+        hidden_states = forwarded.hidden.hidden_states
+        return prompt_logprobs(self.stages.model, self.state, output, forwarded.batch, hidden_states)
+
+    def _draws(self, output: SchedulerOutput) -> bool:
+        """Whether drafts are drawn from laws that are kept."""
+        return self.stages.draft_probabilities is not None and self.state.sampling.is_any_sampled(output.rows)
 
     def _features(self, output: SchedulerOutput) -> StepFeatures | None:
         """What placeholders of this step's rows stand for; None where its rows are token ids alone."""
@@ -116,8 +152,7 @@ class ModelRunner:
 
     def _replay(self, captured: CapturedStep, output: SchedulerOutput) -> PendingStep:
         """A step of verifications, padded to a recorded shape. Parts that nobody recorded run on its buffers."""
-        sampling = self.state.sampling
-        is_sampled = sampling.is_any_sampled(output.rows)
+        verification = self.stages.verification(output.rows)
         results = captured.results.first(output.num_requests)
         token_logprobs: list[TokenLogprobs] = []
         captured.set(output)
@@ -126,20 +161,15 @@ class ModelRunner:
         self._hand_over(features)
         captured.forward()
         times.mark()
-        if sampling.needs_filters(output.rows):
+        if verification is not None:
+            captured.verify(verification)
+        else:
             token_logprobs = self.stages.verify(captured.real_requests(output), results)
             captured.clear_padding(output.num_requests)
-        else:
-            captured.verify(is_sampled)
         times.mark()
         if captured.can_draft:
-            captured.draft(self._draws(is_sampled), has_features=features is not None)
+            captured.draft(self._draws(output), has_features=features is not None)
         elif self.proposer is not None:
-            real = captured.real_requests(output)
-            self.stages.draft(real, results, is_sampled=is_sampled, admitted=_admitted(output), features=features)
+            self._draft(captured.real_requests(output), results, output, features)
         self._clock.end(times)
         return PendingStep(captured.results, output.num_requests, times, token_logprobs, {})
-
-
-def _admitted(output: SchedulerOutput) -> list[AdmittedRequest]:
-    return [AdmittedRequest(new.row, new.token_ids, new.sampling.key) for new in output.new_requests]

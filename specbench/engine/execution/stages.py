@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 import torch
 
 from specbench.engine.config import EngineConfig
-from specbench.engine.execution.input_batch import InputBatch
+from specbench.engine.execution.input_batch import InputBatch, MixedInputs, mixed_indices
 from specbench.engine.execution.request_state import RequestState
 from specbench.engine.execution.step_results import StepResults
 from specbench.engine.execution.token_logprobs import LogprobRows, TokenLogprobs
@@ -59,42 +60,20 @@ class Forwarded:
 
 
 @dataclass(frozen=True, slots=True)
-class MixedInputs:
-    """What the host says of a step of any kind, where a graph reads it. The last request is always one of padding."""
-
-    # [4, num_requests] int64: persistent rows; rows of each in this step, 0 for padding; 1 where these are a chunk of a
-    # prompt; 1 where a token is sampled behind them
-    packed: torch.Tensor
-
-    @property
-    def rows(self) -> torch.Tensor:
-        return self.packed[0]
-
-    @property
-    def num_tokens(self) -> torch.Tensor:
-        return self.packed[1]
-
-    @property
-    def is_chunk(self) -> torch.Tensor:
-        return self.packed[2]
-
-    @property
-    def samples(self) -> torch.Tensor:
-        return self.packed[3]
-
-
-@dataclass(frozen=True, slots=True)
 class MixedForwarded:
-    """What the target made of them."""
+    """What the target made of a step of any kind, of which the host knows no more than the number of rows."""
 
     inputs: MixedInputs
-    # [num_requests] int64: position of each request's first row
-    first_position: torch.Tensor
-    # [num_groups, num_requests, num_columns] int32
-    block_tables: torch.Tensor
-    # [num_tokens] int64
-    positions: torch.Tensor
-    hidden: TargetOutput
+    #: Verified like any other's.
+    forwarded: Forwarded
+
+
+class Verification(Enum):
+    """What requests of a step ask of sampling, as far as recorded verifications know it."""
+
+    GREEDY = "argmax"
+    TEMPERED = "temperature"
+    FILTERED = "temperature and filters"
 
 
 class StepStages:
@@ -156,7 +135,8 @@ class StepStages:
         if features is not None:
             embeds = features.merge(embeds, layout.request_of_row, layout.positions)
         hidden = self.model.forward(embeds, metadata, self.caches)
-        return MixedForwarded(inputs, counts[1], tables, layout.positions, hidden)
+        batch = InputBatch(mixed_indices(inputs, num_tokens, self.k), counts, tables, (max_seq_len,))
+        return MixedForwarded(inputs, Forwarded(batch, layout.positions, hidden))
 
     def verify(self, forwarded: Forwarded, results: StepResults) -> list[TokenLogprobs]:
         """Verify and commit, with every sampling parameter; returns the log-probabilities that requests ask for."""
@@ -184,6 +164,24 @@ class StepStages:
         if not self.state.sampling.has_processed_logprobs_np[batch.indices.rows_np].any():
             return None
         return LogprobRows.keep(process(logits.clone(), rows), batch, self.state, self.k, is_processed=True)
+
+    def verification(self, rows_np: Sequence[int]) -> Verification | None:
+        """What requests of these persistent rows ask for; None where it takes the host, or a request's text."""
+        sampling = self.state.sampling
+        if sampling.needs_text(rows_np) or sampling.is_any_logprob(rows_np):
+            return None
+        if sampling.needs_filters(rows_np):
+            return Verification.FILTERED
+        return Verification.TEMPERED if sampling.is_any_sampled(rows_np) else Verification.GREEDY
+
+    def verify_as(self, verification: Verification, forwarded: Forwarded, results: StepResults) -> None:
+        """As `verify`, where no request asks for more."""
+        if verification is Verification.GREEDY:
+            self.verify_greedy(forwarded, results)
+        elif verification is Verification.TEMPERED:
+            self.verify_tempered(forwarded, results)
+        else:
+            self.verify_filtered(forwarded, results)
 
     def verify_greedy(self, forwarded: Forwarded, results: StepResults) -> None:
         """The same where every request is greedy and asks for nothing."""
@@ -356,35 +354,30 @@ class StepStages:
         self._count_drafts(draft_batch, indices.samples, results)
 
     def draft_mixed(
-        self,
-        forwarded: MixedForwarded,
-        results: StepResults,
-        *,
-        is_sampled: bool,
-        features: StepFeatures | None,
-        max_seq_len: int,
+        self, mixed: MixedForwarded, results: StepResults, *, is_sampled: bool, features: StepFeatures | None
     ) -> None:
         """The same behind `forward_mixed`, in passes of as many rows."""
         assert self.proposer is not None
-        inputs, state = forwarded.inputs, self.state
+        inputs, forwarded, state = mixed.inputs, mixed.forwarded, self.state
+        batch = forwarded.batch
         num_tokens, num_computed = results.counts
         draft_batch = DraftBatch(
             rows=inputs.rows,
             rows_np=(),
             mixed=MixedRows(len(forwarded.positions), inputs.num_tokens, inputs.is_chunk > 0),
             query_start_loc_np=(),
-            first_position=forwarded.first_position,
-            num_valid=num_computed - forwarded.first_position,
+            first_position=batch.first_position,
+            num_valid=num_computed - batch.first_position,
             num_accepted=results.num_accepted,
             is_live=inputs.num_tokens.clamp_max(1),
             is_chunk_np=(),
             is_partial_np=(),
-            max_seq_lens_np=(max_seq_len,),
+            max_seq_lens_np=batch.max_seq_lens_np,
             hidden_states=forwarded.hidden.hidden_states,
             residual=forwarded.hidden.residual,
             token_pool=state.token_pool,
             draft_columns=torch.where(inputs.samples > 0, num_tokens, state.spill_column),
-            block_tables=forwarded.block_tables[self.num_target_groups :],
+            block_tables=batch.block_tables[self.num_target_groups :],
             caches=self.caches,
             sampling=self._draft_sampling(inputs.rows, num_tokens) if is_sampled else None,
             admitted=(),

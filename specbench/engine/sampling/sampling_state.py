@@ -98,13 +98,13 @@ class SamplingState:
         return bool(self.is_sampled_np[batch_rows].any())
 
     def needs_filters(self, batch_rows: Sequence[int]) -> bool:
-        """Whether a request of the batch asks for more than its temperature."""
-        asks = (self.has_min_p_np, self.has_top_p_np, self.has_penalties_np, self.has_rules_np)
-        return bool(
-            any(flags[batch_rows].any() for flags in asks)
-            or self.top_k_np[batch_rows].any()
-            or self.is_any_logprob(batch_rows)
-        )
+        """Whether a request of the batch asks for min_p, top_k or top_p."""
+        filters = (self.has_min_p_np, self.top_k_np, self.has_top_p_np)
+        return any(bool(asks[batch_rows].any()) for asks in filters)
+
+    def needs_text(self, batch_rows: Sequence[int]) -> bool:
+        """Whether a request of the batch asks for what depends on its text: penalties, or token rules."""
+        return bool(self.has_penalties_np[batch_rows].any() or self.has_rules_np[batch_rows].any())
 
     def tempered_rows(self, persistent_rows: torch.Tensor, positions: torch.Tensor) -> SamplingRows:
         """Parameters of the logits rows of a batch that needs no filters; greedy rows are among them. As for `rows`."""

@@ -13,6 +13,9 @@ import pytest
 import torch
 
 from specbench.engine.execution.cuda_graphs import CapturedMixed
+from specbench.engine.execution.stages import Forwarded
+from specbench.engine.execution.step_results import StepResults
+from specbench.engine.execution.token_logprobs import TokenLogprobs
 from specbench.engine.kernels.paged_attention import paged_attention_reference
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.proposer_table import PROPOSERS
@@ -46,11 +49,19 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 class Replays:
-    """Mixed steps that were found among the recorded ones, and those of them whose drafting was."""
+    """Mixed steps that were found among the recorded ones, those of them whose drafting was, and verifications that
+    ran as they came."""
 
     def __init__(self, engine: LLMEngine) -> None:
         self.outputs: list[SchedulerOutput] = []
-        self.num_drafting = 0
+        self.num_drafting = self.num_verified = 0
+        verify = engine.runner.stages.verify
+
+        def counted_verify(forwarded: Forwarded, results: StepResults) -> list[TokenLogprobs]:
+            self.num_verified += 1
+            return verify(forwarded, results)
+
+        engine.runner.stages.verify = counted_verify  # type: ignore[method-assign]
         steps = engine.runner.captured_steps
         find = steps.find_mixed
 
@@ -146,6 +157,43 @@ def test_rows_that_are_left_over_write_nothing(folder: Path, proposer: str, k: i
     check_nothing_was_written_for_padding(engine)
 
 
+@pytest.mark.parametrize(
+    ("sampling", "is_recorded"),
+    [
+        ({"temperature": 1.0}, True),
+        ({"temperature": 0.8, "top_p": 0.9}, True),
+        ({"top_k": 5, "temperature": 1.0, "min_p": 0.02}, True),
+        ({"repetition_penalty": 1.3}, False),
+        ({"logit_bias": ((5, 2.0),)}, False),
+        ({"logprobs": 2}, False),
+        ({"prompt_logprobs": 2}, True),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("proposer", "k"), [("none", 0), ("mtp_multi", 4)])
+def test_every_way_to_sample(
+    folder: Path, proposer: str, k: int, sampling: dict, is_recorded: bool, device: dict
+) -> None:
+    """Mixed with greedy requests; recorded but for what asks for a request's text or for log-probabilities."""
+    requests = [
+        token_request(f"r{i}", prompt, 14, seed=3, **(sampling if i % 2 else {}))
+        for i, prompt in enumerate(ragged_prompts(7, seed=2))
+    ]
+    expected = run(make_engine(folder), requests)
+    sizes = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "pipeline_depth": 1}
+    engine = make_engine(folder, k, proposer=proposer, cuda_graphs=True, **sizes, **device)
+    replays = Replays(engine)
+    for name, result in run(engine, requests).items():
+        assert result.output_token_ids == expected[name].output_token_ids
+        assert [result.logprobs is None, result.prompt_logprobs is None] == [
+            expected[name].logprobs is None, expected[name].prompt_logprobs is None,
+        ]  # fmt: skip
+        for one, other in zip(result.prompt_logprobs or [], expected[name].prompt_logprobs or [], strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or other is None or abs(one.logprob - other.logprob) < 1e-3
+    assert (replays.num_verified == 0) == is_recorded and len(replays.outputs) > 5
+
+
 @pytest.mark.parametrize("method", ["standard", "block"])
 def test_drawn_drafts_are_the_same_recorded_or_not(folder: Path, method: str, device: dict) -> None:
     fields = {"draft_sample_method": "probabilistic", "rejection_sample_method": method, **device}
@@ -161,7 +209,7 @@ def test_drawn_drafts_are_the_same_recorded_or_not(folder: Path, method: str, de
         assert eager[name].output_token_ids == result.output_token_ids
         counts = [[step.num_accepted for step in one.verify_steps] for one in (eager[name], result)]
         assert counts[0] == counts[1]
-    assert replays.num_drafting > 3
+    assert replays.num_drafting > 3 and replays.num_verified == 0
 
 
 def test_the_smallest_that_holds_forward_and_drafting_is_found(folder: Path, device: dict) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from specbench.engine.execution.cuda_graphs import capture_sizes, token_sizes
+from specbench.engine.execution.stages import Verification
 from specbench.engine.layers import fusion
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.proposer_table import PROPOSERS
@@ -228,7 +229,7 @@ def test_a_replay_equals_the_functions_bit_for_bit(folder: Path, proposer: str, 
                 tensor.copy_(old)
             if is_replayed:
                 captured.forward()
-                captured.verify(is_sampled=False)
+                captured.verify(Verification.GREEDY)
                 captured.draft(is_drawn=False, has_features=False)
                 hidden = captured.real_requests(SchedulerOutput(0, rows=[0] * 3)).hidden.hidden_states
             else:
