@@ -350,7 +350,7 @@ class RunConfig:
 #: Models that run the packaged checkpoint when none is named.
 WITH_PACKAGED = ("inkling", "inkling_nano")
 #: Shapes that random weights can take without a folder of the user's own (assets/shapes/).
-SHAPES = ("qwen3_8b", "qwen3_8b_fp8", "mimo_7b", "inkling_8b", "qwen3_30b_a3b")
+SHAPES = ("qwen3_8b", "qwen3_8b_fp8", "mimo_7b", "inkling_8b", "inkling_nvfp4", "qwen3_30b_a3b")
 #: Formats of every report, and those that report.formats adds.
 ALWAYS_WRITTEN = ("md", "json")
 REPORT_FORMATS = ("pr", "html", "csv", "svg", "png")

@@ -22,6 +22,7 @@ from specbench.engine.shard import Shard
 from specbench.errors import UserError
 from specbench.generate import GenerateRequest, GenerateResult
 from tests.engine.checkpoints.quantised_decoders import build_quantised_qwen3
+from tests.engine.checkpoints.test_quantised import build_inkling_in_codes
 from tests.engine.content.prompts import AUDIO_TOKENS, audio_request, clip, draw
 from tests.engine.harness import engine_config, make_engine, run, token_request
 from tests.engine.models.test_mimo import build_tiny_mimo
@@ -150,6 +151,13 @@ def test_codes_that_stay(engines: Engines, tmp_path: Path, quantisation: str) ->
     weights = engine.memory.fixed_bytes["target_weights"]
     assert engine.model.num_bytes == weights < 0.6 * one_rank.memory.fixed_bytes["target_weights"]
     engine.close()
+
+
+@pytest.mark.parametrize("whole_experts", [False, True])
+def test_experts_that_stay_in_codes(engines: Engines, tmp_path: Path, whole_experts: bool) -> None:
+    folder = build_inkling_in_codes(tmp_path)
+    shard = Shard(0, NUM_RANKS, whole_experts)
+    check_same(engines, folder, 3, mixed_requests(), quantised_weights="keep", shard=shard)
 
 
 def test_padded_steps_and_one_ahead(engines: Engines, folders: dict[str, Path]) -> None:

@@ -14,12 +14,14 @@ from torch import Tensor
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.weights import WeightReader
 from specbench.engine.layers.attention_backends.choose import make_backend
+from specbench.engine.layers.linear import Nvfp4Stack
 from specbench.engine.layers.parallel import ALONE
 from specbench.engine.models import registry
 from specbench.engine.models.inkling import InklingModel, load_modules
 from specbench.engine.models.inkling_config import parse_config
 from specbench.engine.shard import Part, Shard, SplitCount, check_split
 from specbench.errors import UserError
+from specbench.model_choice import SHAPES_FOLDER
 from tests.engine.ranks import rank_alone
 from tests.engine.tiny_decoders import build_tiny_decoder
 from tests.engine.tiny_inkling import build_tiny_inkling
@@ -157,6 +159,16 @@ class MetaWeights(WeightReader):
     def _shape(self, name: str) -> tuple[int, ...]:
         return self._parts[name].shape_of(self._shapes[name]) if name in self._parts else self._shapes[name]
 
+    def read_stack(self, name: str) -> Nvfp4Stack:
+        *leading, width = self._shape(name)
+        stack = Nvfp4Stack(
+            torch.empty(*leading, width // 2, dtype=torch.uint8, device="meta"),
+            torch.empty(*leading, width // 16, dtype=torch.float8_e4m3fn, device="meta"),
+            torch.empty(leading[0], device="meta"),
+        )
+        self.num_bytes += stack.codes.nbytes + stack.block_scale.nbytes + stack.scale.nbytes
+        return stack
+
     def _read_into(self, name: str, destination: Tensor | None, dtype: torch.dtype) -> Tensor:
         made = torch.empty(self._shape(name), dtype=dtype, device="meta")
         self.num_bytes += made.nbytes
@@ -196,6 +208,34 @@ def test_inkling_builds_on_ranks_and_its_memory_is_predicted(
     convolutions = next(group for group in target.cache_groups() if group.kind == "short_conv")
     assert [stream.shape for stream in convolutions.streams[0][1:]] == [(6144 // size,), (6144 // size,)]
     assert modules.relative_extents.values() and dataclasses.is_dataclass(own)
+
+
+@pytest.mark.parametrize("whole_experts", [False, True])
+@pytest.mark.parametrize(("size", "target_gib"), [(4, 135.7), (8, 68.0)])
+def test_inklings_experts_in_codes_build_on_ranks(size: int, target_gib: float, whole_experts: bool):
+    """NVFP4 codes with their scales; the first sparse layer, shared experts and all else in bf16."""
+    checkpoint = registry.open_checkpoint(SHAPES_FOLDER / "inkling_nvfp4", "random", "keep")
+    shard = Shard(1, size, whole_experts)
+    config = parse_config(checkpoint)
+    family = registry.FAMILIES[config.architecture]
+    shapes = dict(family.expected_tensors(config, 0).required)
+    weights = MetaWeights(checkpoint, shapes, shard, registry.weight_parts(config, 0, shard))
+    InklingModel(family.shard_config(config, shard), weights, make_backend("torch"))
+    predicted = registry.target_weight_bytes(checkpoint, "bfloat16", "meta", shard)
+    assert weights.num_bytes == predicted
+    assert predicted / 2**30 == pytest.approx(target_gib, abs=0.05)
+
+
+def test_experts_in_codes_that_cannot_be_shared_by_width(tmp_path: Path):
+    """Whole ones can."""
+    config = json.loads((SHAPES_FOLDER / "inkling_nvfp4" / "config.json").read_text())
+    config["text_config"]["intermediate_size"] = 3 * 128
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint = registry.open_checkpoint(tmp_path, "random", "keep")
+    layer = r"model\.llm\.layers\.3\.mlp\.experts\.w2_weight \[256, 6144, 384\]: the 96 columns of a rank"
+    with pytest.raises(UserError, match=f"4 ranks cannot share the NVFP4 codes of {layer}"):
+        registry.target_weight_bytes(checkpoint, "bfloat16", "meta", Shard(0, 4))
+    assert registry.target_weight_bytes(checkpoint, "bfloat16", "meta", Shard(0, 4, True))
 
 
 def test_only_what_lies_together_is_read(tmp_path: Path) -> None:

@@ -15,9 +15,10 @@ All scales but the one that divides multiply.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 
 from specbench.engine.checkpoints.tensor_entry import TensorEntry
@@ -65,21 +66,35 @@ def imagined_fp8(name: str, file: Path, shape: tuple[int, ...]) -> TensorEntry:
     return TensorEntry(name, file, FP8, shape, parts=parts)
 
 
+def imagined_nvfp4(name: str, file: Path, shape: tuple[int, ...]) -> TensorEntry:
+    """A stack of NVFP4 matrices that is drawn, not read: codes, scales of blocks, and one of each matrix."""
+    *leading, width = shape
+    parts = {
+        "codes": TensorEntry(name, file, "U8", (*leading, width // 2)),
+        "block_scale": TensorEntry(name, file, "F8_E4M3", (*leading, width // NVFP4_BLOCK)),
+        "scale": TensorEntry(name, file, "F32", shape[:1]),
+    }
+    return TensorEntry(name, file, NVFP4, shape, parts=parts)
+
+
 #: Ends of the names of matrices that are multiplied as one, or alone: all of one line are kept in codes, or none.
 _PRODUCTS = (
     (".q_proj.weight", ".k_proj.weight", ".v_proj.weight"),
     (".o_proj.weight",),
     (".gate_proj.weight", ".up_proj.weight"),
     (".down_proj.weight",),
+    (".experts.w13_weight", ".experts.w2_weight"),
 )
+_ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def keep_in_codes(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """Quantised matrices of plain projections marked to stay in codes; those of experts are multiplied otherwise."""
+    """Quantised matrices of plain projections, and stacks of experts' in NVFP4, marked to stay in codes. Experts that
+    are named one by one are multiplied otherwise."""
     marked = dict(tensors)
     for name in tensors:
         for ends in _PRODUCTS:
-            if name.endswith(ends[0]) and ".experts." not in name:
+            if name.endswith(ends[0]) and not _ONE_EXPERT.search(name):
                 names = [name.removesuffix(ends[0]) + end for end in ends]
                 found = [tensors[other] for other in names if other in tensors and _can_be_kept(tensors[other])]
                 if len(found) == len(names) and len({entry.dtype for entry in found}) == 1:
@@ -88,16 +103,18 @@ def keep_in_codes(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
 
 
 def _can_be_kept(entry: TensorEntry) -> bool:
-    return entry.dtype in (FP8, NVFP4) and len(entry.shape) == 2 and entry.shape[1] % FP8_BLOCK == 0
+    num_dims = {FP8: (2,), NVFP4: (2, 3)}.get(entry.dtype, ())
+    return len(entry.shape) in num_dims and entry.shape[-1] % FP8_BLOCK == 0
 
 
 def kept_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Of a matrix, or a rank's slice of one, in codes. FP8: a byte each, and a scale in fp32 for 128 of a row. NVFP4:
-    half a byte each, a byte of scale for 16 of a row, and one in fp32 a row."""
-    num_rows, width = shape
+    """Of a matrix, a stack of them, or a rank's slice, in codes. FP8: a byte each, and a scale in fp32 for 128 of a
+    row. NVFP4: half a byte each, a byte of scale for 16 of a row, and one in fp32 a row, or a matrix of a stack."""
+    *stacked, num_rows, width = shape
     if dtype == FP8:
         return num_rows * (width + 4 * width // FP8_BLOCK)
-    return num_rows * (width // 2 + width // NVFP4_BLOCK + 4)
+    num_scales = stacked[0] if stacked else num_rows
+    return prod(shape[:-1]) * (width // 2 + width // NVFP4_BLOCK) + 4 * num_scales
 
 
 def fold_quantised(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:

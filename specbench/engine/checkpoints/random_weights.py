@@ -13,8 +13,8 @@ from torch import Tensor
 
 _NORM_SUFFIXES = ("norm.weight", "global_scale")
 _NORM_SPREAD, _BIAS_SPREAD = 0.1, 0.02
-#: Standard deviation of FP8 codes, which reach to 448.
-_FP8_SPREAD = 32.0
+#: Standard deviation of FP8 codes, which reach to 448, and of NVFP4 codes that are all as likely.
+_FP8_SPREAD, _NVFP4_SPREAD = 32.0, 2.926
 
 
 def fill_at_random(weight: Tensor, name: str) -> Tensor:
@@ -33,3 +33,16 @@ def random_fp8(shape: tuple[int, ...], name: str, device: torch.device) -> dict[
     drawn = fill_at_random(torch.empty(shape, dtype=torch.bfloat16, device=device), name)
     scale = torch.tensor(shape[-1] ** -0.5 / _FP8_SPREAD, device=device)
     return {"codes": (drawn / scale).to(torch.float8_e4m3fn), "scale": scale}
+
+
+def random_nvfp4(shape: tuple[int, ...], name: str, device: torch.device) -> dict[str, Tensor]:
+    """A stack of matrices in codes, every one as likely, with one scale each."""
+    *leading, width = shape
+    generator = torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
+    codes = torch.randint(256, (*leading, width // 2), generator=generator, dtype=torch.uint8, device=device)
+    block_scale = torch.ones(*leading, width // 16, device=device).to(torch.float8_e4m3fn)
+    return {
+        "codes": codes,
+        "block_scale": block_scale,
+        "scale": torch.full(shape[:1], width**-0.5 / _NVFP4_SPREAD, device=device),
+    }

@@ -14,9 +14,9 @@ from specbench.engine.checkpoints.dequantise import dequantise, nvfp4_scale, sca
 from specbench.engine.checkpoints.file_reader import TORCH_DTYPES, FileReader
 from specbench.engine.checkpoints.quantised import NVFP4
 from specbench.engine.checkpoints.quantised_slices import stored_slices
-from specbench.engine.checkpoints.random_weights import fill_at_random, random_fp8
+from specbench.engine.checkpoints.random_weights import fill_at_random, random_fp8, random_nvfp4
 from specbench.engine.checkpoints.tensor_entry import TensorEntry
-from specbench.engine.layers.linear import Fp8Matrix, Matrix, Nvfp4Matrix
+from specbench.engine.layers.linear import Fp8Matrix, Matrix, Nvfp4Matrix, Nvfp4Stack
 from specbench.engine.layers.parallel import ALONE, TensorParallel
 from specbench.engine.shard import Part
 from specbench.errors import UserError
@@ -87,11 +87,27 @@ class WeightReader:
             block_scale=torch.cat([part["block_scale"] for part in parts]),
             row_scale=torch.cat([nvfp4_scale(part).expand(len(part["codes"])) for part in parts]),
         )
-        for tensor in (matrix.codes, matrix.block_scale, matrix.row_scale):
-            self.num_bytes += tensor.nbytes
-        _check_finite(entry, matrix.block_scale.float().isfinite())
-        _check_finite(entry, matrix.row_scale.isfinite())
+        self._take_codes(entry, matrix.codes, matrix.block_scale, matrix.row_scale)
         return matrix
+
+    def _take_codes(self, entry: TensorEntry, codes: Tensor, block_scale: Tensor, scale: Tensor) -> None:
+        """Every code of NVFP4 is a number; scales may be none."""
+        self.num_bytes += codes.nbytes + block_scale.nbytes + scale.nbytes
+        _check_finite(entry, (block_scale.view(torch.uint8) & _FP8_NAN) != _FP8_NAN)
+        _check_finite(entry, scale.isfinite())
+
+    def read_stack(self, name: str) -> Nvfp4Stack:
+        """Matrices of experts that stay in codes."""
+        entry = self._tensors[name]
+        parts = self._stored_parts(entry, self._parts.get(name))
+        scale = nvfp4_scale(parts).expand(len(parts["codes"])).contiguous()
+        stack = Nvfp4Stack(parts["codes"], parts["block_scale"], scale)
+        self._take_codes(entry, stack.codes, stack.block_scale, scale)
+        return stack
+
+    def is_kept(self, name: str) -> bool:
+        """Whether the weight stays in codes."""
+        return self._tensors[name].is_kept
 
     def _shape(self, name: str) -> tuple[int, ...]:
         part, whole = self._parts.get(name), self._tensors[name].shape
@@ -153,7 +169,8 @@ class WeightReader:
         slices = {} if part is None else stored_slices(entry, part)
         assert slices is not None
         if self._is_random:
-            drawn = random_fp8(entry.shape, entry.name, self.device)
+            draw = random_nvfp4 if entry.dtype == NVFP4 else random_fp8
+            drawn = draw(entry.shape, entry.name, self.device)
             return {role: tensor[slices[role].index] if role in slices else tensor for role, tensor in drawn.items()}
         return {
             role: self._read_slice(stored, slices[role]) if role in slices else self._read_stored(stored)

@@ -102,6 +102,25 @@ class Nvfp4Matrix:
     row_scale: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Nvfp4Stack:
+    """Matrices of experts in the same codes."""
+
+    # [experts, outputs, inputs / 2] uint8
+    codes: Tensor
+    # [experts, outputs, inputs / 16] float8_e4m3fn
+    block_scale: Tensor
+    # [experts] fp32
+    scale: Tensor
+
+    def matrix(self, expert: int, dtype: torch.dtype) -> Tensor:
+        """One of them, [outputs, inputs]."""
+        from specbench.engine.kernels.nvfp4_linear import converted_nvfp4
+
+        codes = self.codes[expert]
+        return converted_nvfp4(codes, self.block_scale[expert], self.scale[expert].expand(len(codes))).to(dtype)
+
+
 class Nvfp4Linear(Linear):
     """As Fp8Linear."""
 

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specbench.engine.layers.linear import Nvfp4Stack
+
 if TYPE_CHECKING:
     from specbench.engine.kernels.experts import Choice
 
@@ -119,6 +121,12 @@ class ExpertStack:
         run = self.dense if x.shape[0] <= self._max_dense_tokens else self.grouped
         return run(x, chosen, weights)
 
+    def by_kernels(self, x: Tensor, choice: Choice) -> Tensor:
+        """The same on a GPU, of few rows."""
+        from specbench.engine.kernels.experts import run_experts
+
+        return run_experts(x, choice, self.gate_up, self.down, self.first_expert)
+
     def dense(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Every expert for every token; those not chosen weigh nothing."""
         # chosen, weights: [T, chosen]
@@ -151,16 +159,46 @@ class ExpertStack:
 
     def _places(self, chosen: Tensor) -> Tensor:
         """Expert ids -> places in this stack; behind its last one for an expert that is not in it."""
-        if self._are_all:
-            return chosen
-        places = chosen - self.first_expert
-        return places.where((places >= 0) & (places < self.num_experts), self.num_experts)
+        return chosen if self._are_all else _places(chosen, self.first_expert, self.num_experts)
+
+
+class CodedExpertStack:
+    """The same in NVFP4 codes, each converted where it is used."""
+
+    def __init__(self, gate_up: Nvfp4Stack, down: Nvfp4Stack, first_expert: int = 0) -> None:
+        #: of [experts, 2 * width, hidden], gates first
+        self.gate_up = gate_up
+        #: of [experts, hidden, width]
+        self.down = down
+        self.first_expert = first_expert
+
+    def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """As ExpertStack's, an expert at a time: for tests of what is on a GPU."""
+        places = _places(chosen, self.first_expert, len(self.down.codes))
+        summed = torch.zeros_like(x)
+        for expert in range(len(self.down.codes)):
+            rows, slots = (places == expert).nonzero(as_tuple=True)
+            gate, up = F.linear(x[rows], self.gate_up.matrix(expert, x.dtype)).chunk(2, -1)
+            activated = F.silu(gate) * up * weights[rows, slots].unsqueeze(-1).to(x.dtype)
+            summed.index_add_(0, rows, F.linear(activated, self.down.matrix(expert, x.dtype)))
+        return summed
+
+    def by_kernels(self, x: Tensor, choice: Choice) -> Tensor:
+        """The same on a GPU, of few rows."""
+        from specbench.engine.kernels.expert_codes import run_coded_experts
+
+        return run_coded_experts(x, choice, self.gate_up, self.down, self.first_expert)
+
+
+def _places(chosen: Tensor, first_expert: int, num_experts: int) -> Tensor:
+    places = chosen - first_expert
+    return places.where((places >= 0) & (places < num_experts), num_experts)
 
 
 class MixtureOfExperts:
     """sum over chosen experts of weight * down(silu(gate(x)) * up(x))."""
 
-    def __init__(self, router: Router, *stacks: ExpertStack) -> None:
+    def __init__(self, router: Router, *stacks: ExpertStack | CodedExpertStack) -> None:
         """stacks: an expert is in one of them, or on another rank."""
         self._router = router
         self._stacks = stacks
@@ -175,15 +213,14 @@ class MixtureOfExperts:
     def _on_gpu(self, x: Tensor) -> Tensor:
         from specbench.engine.kernels.experts import MAX_ROWS
 
-        if len(x) > MAX_ROWS and x.dtype == torch.bfloat16:  # in which alone torch has grouped products
+        plain = [stack for stack in self._stacks if isinstance(stack, ExpertStack)]
+        if len(x) > MAX_ROWS and x.dtype == torch.bfloat16 and len(plain) == len(self._stacks):
+            # torch has grouped products in this type alone, and none with codes.
             chosen, weights = self._router(x)
-            return reduce(torch.add, (stack.grouped(x, chosen, weights) for stack in self._stacks))
+            return reduce(torch.add, (stack.grouped(x, chosen, weights) for stack in plain))
         outputs = [self._by_kernels(rows) for rows in x.split(MAX_ROWS)]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     def _by_kernels(self, x: Tensor) -> Tensor:
-        from specbench.engine.kernels.experts import run_experts
-
         choice = self._router.choose_on_gpu(x)
-        runs = (run_experts(x, choice, stack.gate_up, stack.down, stack.first_expert) for stack in self._stacks)
-        return reduce(torch.add, runs)
+        return reduce(torch.add, (stack.by_kernels(x, choice) for stack in self._stacks))

@@ -22,10 +22,10 @@ from specbench.engine.layers.attention import RelativeAttention
 from specbench.engine.layers.attention_backends.backend import AttentionBackend, AttentionPass
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.embedding import Embedding, LogitsHead, num_head_rows
-from specbench.engine.layers.linear import Linear
+from specbench.engine.layers.linear import Linear, Nvfp4Stack
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.mlp import GatedMLP, deinterleave
-from specbench.engine.layers.moe import ExpertStack, MixtureOfExperts, SharedExpertRouter
+from specbench.engine.layers.moe import CodedExpertStack, ExpertStack, MixtureOfExperts, SharedExpertRouter
 from specbench.engine.layers.norm import RMSNorm
 from specbench.engine.layers.parallel import Vocabulary
 from specbench.engine.layers.short_conv import ShortConv
@@ -182,10 +182,15 @@ def _read_experts(config: InklingConfig, weights: WeightReader, prefix: str) -> 
         (prefix + "shared_experts.shared_w13_weight", prefix + "shared_experts.shared_w2_weight"),
     ]
     own = config.own_experts
-    if len(own) == config.num_experts:  # all have one width, and lie in one stack
+    is_coded = weights.is_kept(names[0][0])
+    if len(own) == config.num_experts and not is_coded:  # all have one width, and lie in one stack
         return MixtureOfExperts(router, ExpertStack(*_read_stack(weights, names), router.num_chosen))
-    num_chosen = config.num_experts_per_token * len(own) / config.num_experts
-    routed = ExpertStack(*_read_stack(weights, names[:1]), num_chosen, own.start, are_all=False)
+    routed: ExpertStack | CodedExpertStack
+    if is_coded:
+        routed = CodedExpertStack(*_read_coded_stack(weights, *names[0]), own.start)
+    else:
+        num_chosen = config.num_experts_per_token * len(own) / config.num_experts
+        routed = ExpertStack(*_read_stack(weights, names[:1]), num_chosen, own.start, are_all=False)
     shared = ExpertStack(*_read_stack(weights, names[1:]), config.num_shared_experts, config.num_experts, are_all=False)
     return MixtureOfExperts(router, routed, shared)
 
@@ -204,6 +209,12 @@ def _fold_divisor(unembedding: Tensor, divisor: float) -> float:
         return divisor
     unembedding.div_(divisor)
     return 1.0
+
+
+def _read_coded_stack(weights: WeightReader, gate_up: str, down: str) -> tuple[Nvfp4Stack, Nvfp4Stack]:
+    interleaved = weights.read_stack(gate_up)
+    rows = deinterleave(interleaved.codes), deinterleave(interleaved.block_scale)
+    return Nvfp4Stack(*rows, interleaved.scale), weights.read_stack(down)
 
 
 def _relative_extents(blocks: Sequence[InklingBlock]) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.checks import ExpectedTensors, check_tensors
-from specbench.engine.checkpoints.quantised import imagined_fp8, keep_in_codes, kept_bytes
+from specbench.engine.checkpoints.quantised import imagined_fp8, imagined_nvfp4, keep_in_codes, kept_bytes
 from specbench.engine.checkpoints.quantised_slices import check_kept_slices
 from specbench.engine.checkpoints.tensor_entry import TensorEntry
 from specbench.engine.content.content_tokens import ContentTokens
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from specbench.engine.layers.parallel import TensorParallel
     from specbench.engine.models.target import MTPModules, TargetModel
 
+#: name -> shape
+Shapes = Mapping[str, tuple[int, ...]]
 #: Bytes of one element, by EngineConfig.dtype.
 _ELEMENT_SIZES = {"float32": 4, "bfloat16": 2}
 
@@ -103,8 +105,8 @@ FAMILIES = {
 
 
 def open_checkpoint(path: str | Path, load: str, quantised_weights: str = "dequantise") -> Checkpoint:
-    """A checkpoint folder; with load "random", as if its weights were there in bf16 (FP8 where config.json says so),
-    and drawn when they are read. quantised_weights "keep" marks what products take in codes."""
+    """A checkpoint folder; with load "random", as if its weights were there in bf16 (FP8 or NVFP4 where config.json
+    says so), and drawn when they are read. quantised_weights "keep" marks what products take in codes."""
     checkpoint = Checkpoint.open(path) if load != "random" else _imagined(Checkpoint.of_config(path))
     if quantised_weights != "keep":
         return checkpoint
@@ -120,15 +122,32 @@ def _imagined(checkpoint: Checkpoint) -> Checkpoint:
     """config.json alone, with the tensors that it implies."""
     config = load_model_config(checkpoint)
     expected = FAMILIES[config.architecture].expected_tensors(config, config.num_modules)
-    file = checkpoint.path / CONFIG_FILE
-    is_fp8 = (checkpoint.config.get("quantization_config") or {}).get("quant_method") == "fp8"
-    tensors = {
-        name: imagined_fp8(name, file, shape)
-        if is_fp8 and name.endswith("_proj.weight")
-        else TensorEntry(name, file, "BF16", shape)
-        for name, shape in expected.required.items()
-    }
-    return replace(checkpoint, tensors=tensors)
+    quantisation = checkpoint.config.get("quantization_config") or {}
+    imagine = _IMAGINED.get((quantisation.get("quant_method"), quantisation.get("quant_algo")), _imagined_bf16)
+    return replace(checkpoint, tensors=imagine(checkpoint.path / CONFIG_FILE, expected.required))
+
+
+def _imagined_bf16(file: Path, shapes: Shapes) -> dict[str, TensorEntry]:
+    return {name: TensorEntry(name, file, "BF16", shape) for name, shape in shapes.items()}
+
+
+def _imagined_fp8(file: Path, shapes: Shapes) -> dict[str, TensorEntry]:
+    """Every projection."""
+    quantised = {name: shape for name, shape in shapes.items() if name.endswith("_proj.weight")}
+    return _imagined_bf16(file, shapes) | {name: imagined_fp8(name, file, shape) for name, shape in quantised.items()}
+
+
+def _imagined_nvfp4(file: Path, shapes: Shapes) -> dict[str, TensorEntry]:
+    """Routed experts in stacks, those of the first layer that has any left out, as Inkling's are published."""
+    stacks = [name for name in shapes if name.endswith((".experts.w13_weight", ".experts.w2_weight"))][2:]
+    return _imagined_bf16(file, shapes) | {name: imagined_nvfp4(name, file, shapes[name]) for name in stacks}
+
+
+#: (quant_method, quant_algo) of config.json -> the tensors of these names and shapes.
+_IMAGINED: dict[Any, Callable[[Path, Shapes], dict[str, TensorEntry]]] = {
+    ("fp8", None): _imagined_fp8,
+    ("modelopt", "NVFP4"): _imagined_nvfp4,
+}
 
 
 def load_model_config(checkpoint: Checkpoint) -> ModelConfig:

@@ -86,6 +86,7 @@ SIZES = {
     "qwen3_8b_fp8": (8.2, 0),
     "mimo_7b": (7.8, 1),
     "inkling_8b": (8.0, 8),
+    "inkling_nvfp4": (952.3, 8),
     "qwen3_30b_a3b": (30.5, 0),
 }
 
