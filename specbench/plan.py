@@ -131,7 +131,9 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     )
     resolved = resolve(config, facts, device=default_device(), is_sweep=is_sweep)
     config = resolved.config
-    check_device(config.engine.device, config.parallel.tensor_parallel_size)
+    missing = missing_device(config.engine.device, config.parallel.tensor_parallel_size)
+    if missing is not None and not config.dry_run:
+        raise UserError(missing)
     if _has_whole_experts(config) and not model_config.has_experts:
         raise UserError(f"parallel.experts: {choice.ran} has no experts that ranks could have whole; say width")
     if config.strict and choice.is_fallback:
@@ -174,6 +176,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     for sampling in {request.sampling for request in requests}:
         check_parameters("sampling.", sampling, model_config.vocab_size, model_config.eos_token_ids)
     notices = [
+        *([] if missing is None else [f"planned for a machine that has them: {missing.partition(';')[0]}."]),
         *_model_notices(choice, checkpoint),
         *_length_notices(config, facts),
         *task.notices,
@@ -322,30 +325,34 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def check_device(device: str, num_ranks: int = 1) -> None:
-    """UserError for a GPU that is not there; each rank has one."""
+def missing_device(device: str, num_ranks: int = 1) -> str | None:
+    """What to say of a GPU that is not there; each rank has one. None where all are."""
     if not device.startswith("cuda"):
-        return
+        return None
     import torch
 
     index = int(device.partition(":")[2] or 0)
     if num_ranks > 1 and index + num_ranks > torch.cuda.device_count():
-        raise UserError(
+        return (
             f"parallel.tensor_parallel_size: {num_ranks} ranks from device {index} on take more than the "
             f"{torch.cuda.device_count()} CUDA devices that torch sees; say parallel=tp1"
         )
     if index >= torch.cuda.device_count():
-        raise UserError(
+        return (
             f"engine.device: {device} is not there, torch sees {torch.cuda.device_count()} CUDA devices; say "
             "engine.device=auto (`specbench doctor` shows why)"
         )
+    return None
 
 
 def free_bytes(device: str, num_ranks: int = 1) -> int | None:
-    """Memory that is free for each rank: of its device, or its share of the machine's."""
+    """Memory that is free for each rank: of its device, or its share of the machine's. None where it is not known, as
+    of devices that are not here."""
     if device == "cpu":
         free = environment.free_memory_bytes()
         return None if free is None else free // num_ranks
+    if missing_device(device, num_ranks) is not None:
+        return None
     import torch
 
     first = int(device.partition(":")[2] or 0)
