@@ -166,9 +166,9 @@ class StepStages:
         return LogprobRows.keep(process(logits.clone(), rows), batch, self.state, self.k, is_processed=True)
 
     def verification(self, rows_np: Sequence[int]) -> Verification | None:
-        """What requests of these persistent rows ask for; None where it takes the host, or a request's text."""
+        """What requests of these persistent rows ask for; None where that is not recorded."""
         sampling = self.state.sampling
-        if sampling.needs_text(rows_np) or sampling.is_any_logprob(rows_np):
+        if sampling.needs_host(rows_np):
             return None
         if sampling.needs_filters(rows_np):
             return Verification.FILTERED

@@ -23,6 +23,9 @@ from specbench.generate import SamplingParams
 #: Below it logits over temperature leave the range of fp32, and the draw is the argmax anyway.
 MIN_TEMPERATURE = 1e-5
 
+#: What a request asks for, as bits.
+_TEMPERATURE, _FILTERS, _TEXT, _LOGPROBS, _PROMPT_LOGPROBS = (1 << bit for bit in range(5))
+
 
 class SamplingState:
     """Rows of running requests. `add` fills one; `rows` gathers those of a batch."""
@@ -38,7 +41,7 @@ class SamplingState:
         self.top_p.fill_(1.0)
         self.repetition.fill_(1.0)
         # [num_rows] each, on the host: what a batch needs
-        self.is_sampled_np = np.zeros(num_rows, dtype=bool)
+        self._asked_np = np.zeros(num_rows, dtype=np.int64)
         self.has_min_p_np = np.zeros(num_rows, dtype=bool)
         self.top_k_np = np.zeros(num_rows, dtype=np.int64)
         self.has_top_p_np = np.zeros(num_rows, dtype=bool)
@@ -74,7 +77,6 @@ class SamplingState:
         params = sampling.params
         is_sampled = params.temperature >= MIN_TEMPERATURE
         self._rules[row] = TokenRules.of(sampling, self.vocab_size, self.device)
-        self.is_sampled_np[row] = is_sampled
         self.has_min_p_np[row] = is_sampled and params.min_p > 0
         self.top_k_np[row] = params.top_k if is_sampled else 0
         self.has_top_p_np[row] = is_sampled and params.top_p < 1
@@ -87,24 +89,36 @@ class SamplingState:
         self.num_prompt_logprobs_np[row] = -1 if params.prompt_logprobs is None else params.prompt_logprobs
         self.has_processed_logprobs_np[row] = params.processed_logprobs
         self.num_prompt_tokens_np[row] = sampling.num_prompt_tokens
+        has_filters = self.has_min_p_np[row] or self.top_k_np[row] or self.has_top_p_np[row]
+        asks = {
+            _TEMPERATURE: is_sampled,
+            _FILTERS: has_filters,
+            _TEXT: self.has_penalties_np[row] or self.has_rules_np[row],
+            _LOGPROBS: params.logprobs is not None,
+            _PROMPT_LOGPROBS: params.prompt_logprobs is not None,
+        }
+        self._asked_np[row] = sum(bit for bit, is_asked in asks.items() if is_asked)
+
+    def _asks(self, batch_rows: Sequence[int], bit: int) -> bool:
+        """Whether a request of the batch does."""
+        return bool(np.bitwise_or.reduce(self._asked_np[batch_rows]) & bit)
 
     def is_any_logprob(self, batch_rows: Sequence[int]) -> bool:
-        return bool((self.num_logprobs_np[batch_rows] >= 0).any())
+        return self._asks(batch_rows, _LOGPROBS)
 
     def is_any_prompt_logprob(self, batch_rows: Sequence[int]) -> bool:
-        return bool((self.num_prompt_logprobs_np[batch_rows] >= 0).any())
+        return self._asks(batch_rows, _PROMPT_LOGPROBS)
 
     def is_any_sampled(self, batch_rows: Sequence[int]) -> bool:
-        return bool(self.is_sampled_np[batch_rows].any())
+        return self._asks(batch_rows, _TEMPERATURE)
 
     def needs_filters(self, batch_rows: Sequence[int]) -> bool:
         """Whether a request of the batch asks for min_p, top_k or top_p."""
-        filters = (self.has_min_p_np, self.top_k_np, self.has_top_p_np)
-        return any(bool(asks[batch_rows].any()) for asks in filters)
+        return self._asks(batch_rows, _FILTERS)
 
-    def needs_text(self, batch_rows: Sequence[int]) -> bool:
-        """Whether a request of the batch asks for what depends on its text: penalties, or token rules."""
-        return bool(self.has_penalties_np[batch_rows].any() or self.has_rules_np[batch_rows].any())
+    def needs_host(self, batch_rows: Sequence[int]) -> bool:
+        """Whether a request of the batch asks for penalties, token rules or log-probabilities."""
+        return self._asks(batch_rows, _TEXT | _LOGPROBS)
 
     def tempered_rows(self, persistent_rows: torch.Tensor, positions: torch.Tensor) -> SamplingRows:
         """Parameters of the logits rows of a batch that needs no filters; greedy rows are among them. As for `rows`."""
