@@ -241,6 +241,23 @@ def test_four_ranks(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -
     check_same(engines, folders["mimo"], 2, mixed_requests(), proposer="mtp_multi")
     check_same(engines, folders["llama biases"], 3, mixed_requests(), proposer="ngram", ngram_min=1)
     check_same(engines, folders["moe"], 0, mixed_requests())
+    for family, k in (("inkling", 3), ("moe", 0)):
+        check_same(engines, folders[family], k, mixed_requests(), shard=Shard(0, 4, whole_experts=True))
+    engines.close()
+
+
+@pytest.mark.slow
+def test_three_ranks(tmp_path: Path) -> None:
+    """No power of two; the last rank has fewer ids of the vocabulary than the others."""
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 3}
+    widths = {"hidden_size": 96, "dense_intermediate_size": 96, "intermediate_size": 48, "n_routed_experts": 6}
+    local = {"swa_num_attention_heads": 6, "swa_num_key_value_heads": 3}
+    folder = build_tiny_inkling(tmp_path, vocab_size=64, unpadded_vocab_size=61, **heads, **local, **widths)
+    engines = Engines()
+    for whole_experts in (False, True):
+        shard = Shard(0, 3, whole_experts)
+        check_same(engines, folder, 3, mixed_requests(), shard=shard)
+        check_same(engines, folder, 2, mixed_requests(), proposer="mtp_single", prefix_caching=True, shard=shard)
     engines.close()
 
 
