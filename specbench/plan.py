@@ -41,7 +41,7 @@ from specbench.evals.task import EvalModel, Task, measured_requests
 from specbench.generate import GenerateRequest
 from specbench.model_choice import ModelChoice, choose_draft, choose_model
 from specbench.recorded_drafts import AUTO, check_drafts, drafts_sha256
-from specbench.records import INTERLEAVED, DataIdentity, ModelIdentity, RunRecord
+from specbench.records import INTERLEAVED, DataIdentity, ModelIdentity, RunRecord, SampleRecord
 from specbench.run_config import (
     LOAD_KEYS,
     CheckpointFacts,
@@ -251,9 +251,44 @@ def _check_gates(plan: Plan) -> None:
         from specbench.reports.metrics import compute_metrics
 
         skeleton = compute_metrics(
-            _record_to_be(plan.config, plan.choice, plan.num_modules, plan.task.data), EventLog()
+            _record_to_be(plan.config, plan.choice, plan.num_modules, plan.task.data),
+            EventLog(samples=_samples_to_be(plan.task, plan.config.eval.scorer)),
         )
-        check_gates(parse_gates(report.gates), skeleton, has_baseline=report.baseline is not None)
+        gates = parse_gates(report.gates)
+        check_gates(gates, skeleton, has_baseline=report.baseline is not None)
+        dimensions = skeleton["eval"]["by"]
+        for path in (gate.path for gate in gates if gate.path.startswith("eval.by.")):
+            if not dimensions:
+                raise UserError(
+                    f"report.gates: {path}: accuracy on {plan.task.data.name} is given by no dimension; name "
+                    "eval.accuracy"
+                )
+
+
+def _samples_to_be(task: Task, scorer: str | None) -> list[SampleRecord]:
+    """One of each kind that accuracy is given by."""
+    if scorer is None:
+        return []
+    kinds = {(sample.category, tuple(sample.groups.items())) for sample in task.samples}
+    return [
+        SampleRecord(
+            sample_id=str(index),
+            turn=0,
+            repeat=0,
+            prompt=None,
+            prompt_token_ids=None,
+            output_text="",
+            reasoning_text="",
+            output_token_ids=(),
+            reference=None,
+            extracted={scorer: None},
+            score={scorer: 0.0},
+            is_truncated=False,
+            category=category,
+            groups=dict(groups),
+        )
+        for index, (category, groups) in enumerate(sorted(kinds, key=str))
+    ]
 
 
 def check_objective(config: RunConfig) -> None:

@@ -71,6 +71,8 @@ class Client:
             known = {request.request_id for request in (*self._firsts, *self._behind.values())}
             for followed in self._behind.keys() - known:
                 self._put(self._behind_a_failure(followed))
+            # At once: a thread, or a target, takes milliseconds to come round to it.
+            self._submit_due()
         if self._firsts and self._load.scheduled_s(0) is not None:
             self._thread.start()
         return self

@@ -63,7 +63,7 @@ def test_warm_up_comes_first_is_marked_and_left_out(script: Script, config: RunC
     outcome = benchmark.run(config, INVOCATION)
     assert outcome.directory is not None and outcome.metrics is not None
     assert [request_id.startswith("warmup") for request_id in script.seen[:5]] == [True] * 4 + [False]
-    assert outcome.metrics["requests"] == {"completed": 10, "failed": 0, "aborted": 0, "warmup": 4}
+    assert outcome.metrics["requests"] == {"completed": 10, "failed": 0, "aborted": 0, "warmup": 4, "warmup_failed": 0}
     log = RunDirectory.open(outcome.directory).read_event_log()
     assert sum(request.is_warmup for request in log.requests) == 4
     assert len(log.samples) == 10

@@ -91,6 +91,7 @@ def test_a_report_can_name_a_baseline(script: Script, tmp_path: Path, capsys: py
         ("acceptance.length >= 3", "did you mean"),
         ("eval.name >= 3", "not a number"),
         ("eval.accuracy >= baseline", "say report.baseline=DIR"),
+        ("eval.by.category.music.accuracy >= 0.5", "accuracy on nano_problems is given by no dimension"),
     ],
 )
 def test_a_gate_that_cannot_be_judged_stops_before_the_run(
@@ -107,7 +108,6 @@ def test_a_gate_that_cannot_be_judged_stops_before_the_run(
         "acceptance.per_position[7] >= 0.1",
         "acceptance.by_category.music.acceptance_length >= 2",
         "acceptance.by_previous[2].per_position[0] >= 0.1",
-        "eval.by.category.music.accuracy >= 0.5",
         "intervals.acceptance.acceptance_length[0] >= 2",
         "throughput.output_token_per_s_per_user >= 2",
         "requests.failed <= 0",
@@ -115,6 +115,13 @@ def test_a_gate_that_cannot_be_judged_stops_before_the_run(
 )
 def test_every_figure_can_be_a_gate(tmp_path: Path, gate: str) -> None:
     prepare(configured(tmp_path, gate), is_sweep=False)
+
+
+def test_gates_on_a_part_of_the_samples_name_one_that_there_is(tmp_path: Path) -> None:
+    changes = {"eval__name": "mmau", "eval__num_samples": 24, "eval__scorer": "choice_parse"}
+    prepare(configured(tmp_path, "eval.by.task.music.accuracy >= 0.5", **changes), is_sweep=False)
+    with pytest.raises(UserError, match=r"did you mean eval\.by\.task\.music\.accuracy"):
+        prepare(configured(tmp_path, "eval.by.task.musik.accuracy >= 0.5", **changes), is_sweep=False)
 
 
 def test_the_lower_bound_of_an_interval_can_be_a_gate(script: Script, tmp_path: Path) -> None:

@@ -62,6 +62,16 @@ def test_a_closed_load_fills_the_places_that_are_freed() -> None:
         assert names(client.take()) == ["c"] and not client.is_done
 
 
+def test_what_is_due_at_once_is_submitted_at_once() -> None:
+    """Not when the target first asks, which may take it a while."""
+    clock = HandClock()
+    with Client([request(name) for name in "ab"], OpenLoad(None, (0.0, 1e6)), clock) as client:
+        began_s = clock.now_s
+        clock.now_s += 5.0
+        (first,) = client.take()
+        assert first.arrival_s == first.scheduled_s == began_s
+
+
 def test_everything_that_is_due_is_submitted_and_nothing_before() -> None:
     clock = HandClock()
     with Client([request(name) for name in "abc"], OpenLoad(None, (0.0, 0.0, 1e6)), clock) as client:

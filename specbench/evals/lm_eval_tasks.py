@@ -44,17 +44,18 @@ def load_lm_eval(config: EvalConfig, model: EvalModel) -> Task:
         for name, task in loaded["tasks"].items():
             _prepare(name, task, config)
         _build_requests(loaded, config)
-    judge = Judge(config, loaded, _asked(loaded, config, model))
+    asked = _asked(loaded, config, model)
+    judge = Judge(config, loaded, asked)
     samples = judge.samples
     scorers = _scorers(loaded)
     is_packaged = config.data is not None and Path(config.data).resolve().parent == PACKAGED_PROBLEMS.resolve()
     data = DataIdentity(
-        name=PACKAGED_NAME if is_packaged else "lm_eval_" + "+".join(Path(name).stem for name in config.tasks)[:80],
+        name=PACKAGED_NAME if is_packaged else "lm_eval_" + "+".join(map(_name_of, config.tasks))[:80],
         path=config.data or ", ".join(config.tasks),
         revision=f"lm-eval {_version()}",
         sha256=_sha256(samples),
         packaged=is_packaged,
-        num_samples=len(samples),
+        num_samples=sum(one.is_first_of_document for one in asked),
     )
     return Task(
         "lm_eval",
@@ -142,6 +143,17 @@ def _file_of(name: str) -> str | None:
     file = Path(lm_eval.tasks.__file__).parent / name / f"{name}.yaml"
     is_task = file.is_file() and f"\ntask: {name}\n" in "\n" + file.read_text(encoding="utf-8")
     return str(file) if is_task else None
+
+
+def _name_of(spec: str) -> str:
+    """A task's name; a file's is the one in it."""
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    if not _is_file(spec):
+        return spec
+    content = load_yaml(Path(spec), resolve_func=False, recursive=True)
+    names = [content.get(key) for key in ("group", "task") if isinstance(content.get(key), str)]
+    return names[0] if names else Path(spec).stem
 
 
 def _on_local_files(manager: Any, specs: Sequence[str], config: EvalConfig) -> dict[str, Any]:

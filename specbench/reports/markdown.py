@@ -222,7 +222,8 @@ def _status_lines(run: RunRecord, metrics: dict) -> list[str]:
 def _requests_sentence(requests: dict) -> str:
     bad = requests["failed"] + requests["aborted"]
     ended = ", ".join(f"{count(requests[state])} {state}" for state in ("completed", "failed", "aborted"))
-    return f"Requests: {f'**{ended}**' if bad else ended}; {count(requests['warmup'])} of warm-up, in no figure"
+    failed = f" (**{count(requests['warmup_failed'])} failed**)" if requests["warmup_failed"] else ""
+    return f"Requests: {f'**{ended}**' if bad else ended}; {count(requests['warmup'])} of warm-up{failed}, in no figure"
 
 
 def _identities_sentence(metrics: dict) -> str:

@@ -85,6 +85,14 @@ def _percentiles(evidence: Evidence) -> Finding:
     return judged(completed < MIN_REQUESTS_OF_P99, text, {"completed": completed})
 
 
+def _warmup(evidence: Evidence) -> Finding:
+    if not evidence.metrics["requests"]["warmup"]:
+        return not_checked("there was no warm-up")
+    failed = evidence.metrics["requests"]["warmup_failed"]
+    text = f"{failed:,} request{'' if failed == 1 else 's'} of the warm-up failed"
+    return judged(failed > 0, text, {"failed": failed})
+
+
 def _timetable(evidence: Evidence) -> Finding:
     lag_ms = evidence.metrics["load"]["lag_ms"]
     if not lag_ms["n"]:
@@ -150,6 +158,14 @@ CHECKS = (
         where="other work on this machine (hardware in run.json); on a busy CPU, threads of torch that wait for each "
         "other (OMP_NUM_THREADS=1); kernels compiled during the run (load.warmup)",
         look=_held_up,
+    ),
+    HealthCheck(
+        name="warmup",
+        title="The warm-up ran",
+        threshold="none of its requests failed",
+        why="what it did not do, compile and fill, the first measured requests did in its place",
+        where="the errors of the warm-up's requests in requests.parquet",
+        look=_warmup,
     ),
     HealthCheck(
         name="timetable",

@@ -92,6 +92,7 @@ def _request_counts(requests: list[RequestRecord]) -> dict[str, int]:
         "failed": sum(request.finish_reason == "error" for request in kept),
         "aborted": sum(request.finish_reason == "aborted" for request in kept),
         "warmup": len(requests) - len(kept),
+        "warmup_failed": sum(request.is_warmup and not is_completed(request) for request in requests),
     }
 
 

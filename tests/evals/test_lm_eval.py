@@ -427,11 +427,17 @@ def test_without_lm_eval(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
         load_task(build(tasks=("gsm8k",)), MODEL)
 
 
+def test_a_file_is_named_by_the_task_in_it(build: Build, tmp_path: Path) -> None:
+    file = Path(write_task(tmp_path, "letters", CHOICES, **MULTIPLE_CHOICE)).rename(tmp_path / "my_copy.yaml")
+    assert load_task(build(tasks=(str(file),)), MODEL).data.name == "lm_eval_letters"
+
+
 def test_local_rows_go_with_one_task(build: Build, tmp_path: Path) -> None:
     letters = write_task(tmp_path, "letters", CHOICES, **MULTIPLE_CHOICE)
     rows = str(tmp_path / "letters.jsonl")
     task = load_task(build(tasks=("letters",), include=str(tmp_path), data=rows, num_samples=1), MODEL)
     assert [sample.sample_id for sample in task.samples] == ["letters-00000-0", "letters-00000-1"]
+    assert task.data.num_samples == 1, "documents, not requests"
     assert (task.data.name, task.data.path) == ("lm_eval_letters", rows)
     with pytest.raises(UserError, match=r"eval\.data: goes with one task"):
         load_task(build(tasks=(letters, "gsm8k"), data=rows), MODEL)

@@ -149,6 +149,15 @@ def test_requests_of_a_p99(num_requests, expected):
 # ---- The text
 
 
+def test_a_warm_up_that_failed():
+    log = simulate(5)
+    assert status(log, "warmup") == "ok"
+    place = next(index for index, request in enumerate(log.requests) if request.is_warmup)
+    log.requests[place] = replace(log.requests[place], finish_reason="error", error="no room")
+    found = checked(log)["warmup"]
+    assert (found["status"], found["seen"]) == ("warning", "1 request of the warm-up failed")
+
+
 def looping(num_loops: int, num_requests: int = 100) -> EventLog:
     """Loops accept every draft; other texts never say eight tokens twice."""
     log = drafted(lambda request, *_: [1.0] * 4 if request < num_loops else HEALTHY, num_requests)
