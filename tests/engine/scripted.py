@@ -57,6 +57,7 @@ class ScriptedProposer:
 
     is_capturable = False
     is_capturable_mixed = False
+    encodes_content = False
 
     def __init__(self, script: list[int], k: int, wrong_at: Collection[int], missing_at: Collection[int]):
         self.script, self.k, self.wrong_at, self.missing_at = script, k, wrong_at, missing_at

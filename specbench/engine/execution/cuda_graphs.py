@@ -36,7 +36,7 @@ from specbench.engine.layers.features import StepFeatures
 from specbench.engine.layers.metadata import HostRows
 from specbench.engine.layers.to_device import copy_in
 from specbench.engine.proposers.proposer import Proposer
-from specbench.engine.scheduling.step import DECODE, PARTIAL_CHUNK, SchedulerOutput
+from specbench.engine.scheduling.step import DECODE, FINAL_CHUNK, PARTIAL_CHUNK, SchedulerOutput
 
 T = TypeVar("T")
 
@@ -75,6 +75,8 @@ class StepLimits:
     num_lookahead: int
     #: Rows of a drafting pass behind a verification; 0: the verification's.
     num_draft_rows: int
+    #: Rows that such a pass has more than the target behind the last chunk of a prompt.
+    num_rows_behind_chunk: int
 
     @classmethod
     def of(cls, config: EngineConfig, proposer: Proposer | None) -> StepLimits:
@@ -85,12 +87,17 @@ class StepLimits:
             config.max_model_len,
             num_lookahead=0 if needs is None else needs.num_prompt_lookahead,
             num_draft_rows=0 if needs is None else needs.num_draft_rows,
+            num_rows_behind_chunk=0 if needs is None else needs.num_rows_behind_chunk,
         )
 
     def draft_rows(self, output: SchedulerOutput) -> list[int]:
         """Rows of each request in drafting's first pass, which is its widest."""
+        behind = {DECODE: 0, FINAL_CHUNK: self.num_rows_behind_chunk, PARTIAL_CHUNK: 0}
         counts = zip(output.num_tokens, output.modes, strict=True)
-        return [self.num_draft_rows or count if mode == DECODE else count for count, mode in counts]
+        return [
+            self.num_draft_rows if mode == DECODE and self.num_draft_rows else count + behind[mode]
+            for count, mode in counts
+        ]
 
     def most_requests(self, num_rows: int) -> int:
         """Requests with so many rows each."""
@@ -312,6 +319,7 @@ class CapturedMixed:
             (is_drawn, of is not None): Recording(partial(self._run_draft, is_drawn, of), recorder)
             for is_drawn in ways_to_draft(stages, is_mixed=True)
             for of in ways
+            if of is None or stages.proposer is None or not stages.proposer.encodes_content
         }
 
     def _run_verify(self, verification: Verification, has_features: bool) -> None:
@@ -352,7 +360,8 @@ class CapturedMixed:
 
     def can_draft(self, output: SchedulerOutput) -> bool:
         """Whether drafting behind this step is recorded."""
-        return bool(self._draft) and sum(self._limits.draft_rows(output)) <= self.num_tokens
+        is_held = sum(self._limits.draft_rows(output)) <= self.num_tokens
+        return is_held and any(has_features == bool(output.content) for _, has_features in self._draft)
 
     def draft(self, output: SchedulerOutput, is_drawn: bool) -> None:
         num_rows_np = self._limits.draft_rows(output)

@@ -364,7 +364,7 @@ class StepStages:
         draft_batch = DraftBatch(
             rows=inputs.rows,
             rows_np=(),
-            mixed=MixedRows(len(forwarded.positions), inputs.num_tokens, inputs.is_chunk > 0),
+            mixed=MixedRows(len(forwarded.positions), inputs.num_tokens, inputs.is_chunk > 0, inputs.samples),
             query_start_loc_np=(),
             first_position=batch.first_position,
             num_valid=num_computed - batch.first_position,

@@ -27,7 +27,7 @@ from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.features import StepFeatures
-from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, RowLayout
+from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, DeviceLayout, RowLayout
 from specbench.engine.layers.to_device import to_device
 from specbench.engine.layers.token_pool import read_tokens
 from specbench.engine.models.registry import (
@@ -39,7 +39,7 @@ from specbench.engine.models.registry import (
     target_weight_bytes,
 )
 from specbench.engine.models.target import ContentEncoder, TargetModel
-from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
+from specbench.engine.proposers.proposer import DraftBatch, MixedRows, ProposerRequirements
 from specbench.engine.proposers.row_indices import RowIndices, row_indices
 from specbench.errors import UserError
 
@@ -103,7 +103,7 @@ class DraftModel:
     """The proposer."""
 
     is_capturable = True
-    is_capturable_mixed = False
+    is_capturable_mixed = True
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         assert config.draft_checkpoint is not None
@@ -125,6 +125,8 @@ class DraftModel:
             ),
             num_prompt_lookahead=0,
             fixed_bytes=0,
+            num_draft_rows=_MAX_MISSING,
+            num_rows_behind_chunk=1,
             weight_bytes=target_weight_bytes(self.checkpoint, self.config.dtype, self.config.device, self.config.shard),
         )
 
@@ -137,6 +139,7 @@ class DraftModel:
         kinds = content_tokens(self.model_config).keys()
         hears = bool(kinds) and kinds >= content_tokens(self._target_config).keys()
         self._encoder = cast(ContentEncoder, self.model) if hears else None
+        self.encodes_content = hears
         self.groups = self.model.cache_groups()
         self.metadata_builder = AttentionMetadataBuilder(
             self.groups,
@@ -147,9 +150,13 @@ class DraftModel:
         )
 
     def propose(self, batch: DraftBatch) -> None:
-        layout = catch_up_layout(batch.query_start_loc_np, batch.is_chunk_np, batch.is_partial_np, self.device)
-        num_sampled = layout.num_sampled if batch.is_live is None else layout.num_sampled * batch.is_live
-        hidden = self._catch_up(batch, layout, num_sampled)
+        if batch.mixed is None:
+            layout = catch_up_layout(batch.query_start_loc_np, batch.is_chunk_np, batch.is_partial_np, self.device)
+            num_sampled = layout.num_sampled if batch.is_live is None else layout.num_sampled * batch.is_live
+            hidden = self._catch_up(batch, layout, num_sampled)
+        else:
+            num_sampled = batch.mixed.samples
+            hidden = self._catch_up_mixed(batch, batch.mixed)
         if not batch.is_read:
             return
         # [num_requests]: of the row that gives the first draft; -1 for a request of padding
@@ -170,17 +177,32 @@ class DraftModel:
 
     def _catch_up(self, batch: DraftBatch, layout: CatchUpLayout, num_sampled: Tensor) -> Tensor:
         """Run the tokens that the caches lack: the hidden of each request's newest token, [num_requests, hidden]."""
-        # [num_requests]: of the tokens from the target's first row on, those whose entries are good already
-        num_good = batch.num_valid.clamp_max(self.k).masked_fill(layout.is_chunk, 0)
-        first_position = batch.first_position + num_good
-        num_live = batch.num_valid + num_sampled - num_good
-        num_live = torch.minimum(num_live, self.limit - first_position).clamp_min(0)
+        first_position, num_live = self._missing(batch, layout.is_chunk, num_sampled)
         bounds = [bound + _MAX_MISSING for bound in batch.max_seq_lens_np]
         metadata = self.metadata_builder.build(
             batch.block_tables, RowLayout(layout.query_start_loc_np, first_position, num_live, bounds)
         )
         hidden = self._run(batch, layout.indices.request_of_row, metadata, self._features(batch))
         return hidden[layout.indices.query_start + (num_live - 1).clamp_min(0)]
+
+    def _catch_up_mixed(self, batch: DraftBatch, rows: MixedRows) -> Tensor:
+        """The same where the device alone knows how many rows each request has."""
+        first_position, num_live = self._missing(batch, rows.is_chunk, rows.samples)
+        num_rows = torch.where(rows.is_chunk, rows.num_target_rows + rows.samples, _MAX_MISSING)
+        num_rows = num_rows * (rows.num_target_rows > 0)  # padding has none
+        max_seq_len = max(batch.max_seq_lens_np) + _MAX_MISSING
+        layout = DeviceLayout.of(num_rows, first_position, rows.num_rows, max_seq_len, num_live)
+        metadata = self.metadata_builder.build_on_device(batch.block_tables, layout)
+        hidden = self._run(batch, layout.request_of_row, metadata, self._features(batch))
+        return hidden[(num_rows.cumsum(0) - num_rows + num_live - 1).clamp_min_(0)]
+
+    def _missing(self, batch: DraftBatch, is_chunk: Tensor, num_sampled: Tensor) -> tuple[Tensor, Tensor]:
+        """Position of the first token that the caches lack, and how many they lack, [num_requests] each."""
+        # [num_requests]: of the tokens from the target's first row on, those whose entries are good already
+        num_good = batch.num_valid.clamp_max(self.k).masked_fill(is_chunk, 0)
+        first_position = batch.first_position + num_good
+        num_live = batch.num_valid + num_sampled - num_good
+        return first_position, torch.minimum(num_live, self.limit - first_position).clamp_min(0)
 
     def _features(self, batch: DraftBatch) -> StepFeatures | None:
         """The step's audio and images by the draft's own towers."""

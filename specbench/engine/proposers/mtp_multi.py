@@ -108,6 +108,7 @@ class MultiModuleMTP:
 
     is_capturable = True
     is_capturable_mixed = True
+    encodes_content = False
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         self.config = config

@@ -31,6 +31,7 @@ class SingleModuleMTP:
 
     is_capturable = True
     is_capturable_mixed = True
+    encodes_content = False
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         self.config = config

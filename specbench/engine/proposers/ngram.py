@@ -21,6 +21,7 @@ class NgramLookup:
 
     is_capturable = True
     is_capturable_mixed = True
+    encodes_content = False
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         self.k = config.num_speculative_tokens

@@ -36,6 +36,8 @@ class ProposerRequirements:
     weight_bytes: int = 0
     #: Rows of drafting's first pass behind a verification, where they are not the verification's.
     num_draft_rows: int = 0
+    #: Rows that it runs more than the target behind the last chunk of a prompt.
+    num_rows_behind_chunk: int = 0
 
     @property
     def cache_bytes_per_token(self) -> int:
@@ -64,6 +66,8 @@ class MixedRows:
     num_target_rows: torch.Tensor
     # [num_requests] bool: a chunk of a prompt rather than a verification
     is_chunk: torch.Tensor
+    # [num_requests] int64: 1 where the step sampled a token behind the request's rows
+    samples: torch.Tensor
 
     @property
     def target_start(self) -> torch.Tensor:
@@ -167,6 +171,8 @@ class Proposer(Protocol):
     is_capturable: bool
     #: Whether the same holds behind steps with chunks of prompts, where `DraftBatch.mixed` says which rows there are.
     is_capturable_mixed: bool
+    #: Whether drafting makes features of its own of a step's audio and images, which no graph holds.
+    encodes_content: bool
 
     def requirements(self) -> ProposerRequirements:
         """Known before anything is loaded or allocated."""

@@ -32,6 +32,7 @@ class StubProposer:
     #: What it wants accepted is decided on the host.
     is_capturable = False
     is_capturable_mixed = False
+    encodes_content = False
 
     def __init__(self, config: EngineConfig, checkpoint: Checkpoint):
         assert config.drafts is not None
