@@ -138,6 +138,7 @@ def decode(bench: Bench) -> list[Verdict]:
             if shape == "qwen3_8b" and batch in goals.DECODE_RATIO:
                 name = f"decode {shape} batch {batch}: step over floor"
                 verdicts.append(Verdict(name, measured.ratio, goals.DECODE_RATIO[batch]))
+                verdicts += _gap_verdict(f"decode {shape} batch {batch}", measured)
             verdicts += _against_peer(f"decode {shape} batch {batch}", measured, peer)
     return verdicts
 

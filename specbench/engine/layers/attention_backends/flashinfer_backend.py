@@ -53,8 +53,8 @@ struct BoundedLengths : AttentionVariantBase {
 """
 #: Of FlashInfer's interface: keys up to a bound; tokens before heads in a page; pieces of keys as it sees fit.
 _CAUSAL, _TOKENS_FIRST, _ANY_PIECES = 1, 0, -1
-#: Tables of a plan: a few numbers for each tile of rows and piece of keys, and one for each row.
-_TABLE_BYTES = 2 << 20
+#: Steps without a request of more rows are taken for decoding or verification.
+_MOST_DECODE_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,16 +192,19 @@ class _Memory:
         return self._workspace
 
     @contextmanager
-    def staging(self, device: torch.device) -> Iterator[Tensor]:
+    def staging(self, tables: Tensor) -> Iterator[Tensor]:
         """Host memory for tables on their way to the device, used again when its last copy is done."""
-        if device.type == "cpu":
-            yield torch.empty(_TABLE_BYTES, dtype=torch.uint8)
+        if not tables.is_cuda:
+            yield torch.empty_like(tables)
             return
-        free = next((index for index, (_, copied) in enumerate(self._staging) if copied.query()), None)
+        free = (
+            index for index, (piece, copied) in enumerate(self._staging) if len(piece) >= len(tables) and copied.query()
+        )
+        found = next(free, None)
         piece, copied = (
-            (torch.empty(_TABLE_BYTES, dtype=torch.uint8, pin_memory=True), torch.cuda.Event())
-            if free is None
-            else self._staging.pop(free)
+            (torch.empty(len(tables), dtype=torch.uint8, pin_memory=True), torch.cuda.Event())
+            if found is None
+            else self._staging.pop(found)
         )
         yield piece
         copied.record()
@@ -216,7 +219,7 @@ class _PlanShape:
     #: Rows and bounds of the first plan.
     host: HostRows
     block_size: int
-    #: Whether all plans have as many requests and rows as the first, which a graph needs.
+    #: Whether a graph holds what runs by the plan: then all plans have as many requests and rows as the first.
     is_recorded: bool
 
     @property
@@ -227,18 +230,38 @@ class _PlanShape:
     def num_rows(self) -> int:
         return self.host.query_start_loc_np[-1]
 
+    @property
+    def is_of_one_form(self) -> bool:
+        """Whether the plan has room for any lengths, as a graph needs it. Decoding and verification that nobody records
+        have it, too: tiles and pieces, and so the order of sums, are then those of a graph of as many requests, and the
+        output check's replay rounds as the run did."""
+        most_rows = int(np.diff(self.host.query_start_loc_np).max())
+        return self.is_recorded or most_rows <= _MOST_DECODE_ROWS
+
+    @property
+    def group(self) -> int:
+        """Heads that share a key head: their rows are rows of one tile."""
+        return self.heads.num_heads // self.heads.num_kv_heads
+
+    def _num_at_once(self, num_processors: int) -> int:
+        """Tiles that run at a time, to which pieces of keys are counted out."""
+        return 2 * num_processors // self.heads.num_kv_heads
+
     def workspace_bytes(self, num_processors: int) -> int:
         """What FlashInfer takes for a plan of this shape: a float for each number of a result, and one for its weight,
         of as many tiles as run at a time, or as a graph has room for."""
-        heads = self.heads
-        group = heads.num_heads // heads.num_kv_heads
-        num_tiles = 2 * num_processors // heads.num_kv_heads
-        tile_rows = 64 if heads.head_dim >= 256 else 128
-        if self.is_recorded:
-            most_rows = (self.num_rows - self.num_reqs + 1) * group
+        num_tiles, head_dim = max(self._num_at_once(num_processors), 1), self.heads.head_dim
+        tile_rows = 64 if head_dim >= 256 else 128
+        if self.is_of_one_form:
+            most_rows = (self.num_rows - self.num_reqs + 1) * self.group
             tile_rows = 16 if most_rows <= 16 else 64 if most_rows <= 64 else tile_rows
-            num_tiles = max(num_tiles, -(-self.num_rows * group // tile_rows) + self.num_reqs - 1)
-        return heads.num_heads * max(num_tiles, 1) * tile_rows * (heads.head_dim + 1) * 4 + 64
+            num_tiles = max(num_tiles, -(-self.num_rows * self.group // tile_rows) + self.num_reqs - 1)
+        return self.heads.num_heads * num_tiles * tile_rows * (head_dim + 1) * 4 + 64
+
+    def table_bytes(self, num_processors: int) -> int:
+        """At most: four numbers for each tile and piece, with tiles of 16 rows, one for each row and each request."""
+        num_tiles = max(self._num_at_once(num_processors), self.num_rows * self.group // 16 + self.num_reqs + 1)
+        return 4 * (4 * num_tiles + self.num_rows + self.num_reqs) + 1024
 
 
 class _Plan:
@@ -250,7 +273,7 @@ class _Plan:
         self._kernel = _kernel(shape.heads.head_dim, dtype)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
         self._workspace = memory.workspace(shape.workspace_bytes(processors), device)
-        self._tables = torch.empty(_TABLE_BYTES, dtype=torch.uint8, device=device)
+        self._tables = torch.empty(shape.table_bytes(processors), dtype=torch.uint8, device=device)
         # [3, num_reqs + 1] int32: first row and first page of each request, and how many keys its last page has
         self._starts = torch.empty(3, shape.num_reqs + 1, dtype=torch.int32, device=device)
         self._num_pages = 0
@@ -267,7 +290,7 @@ class _Plan:
         pages = np.concatenate([[0], np.cumsum(num_pages)]).astype(np.int32)
         self._num_pages = int(pages[-1])
         copy_in(self._starts, np.stack([rows, pages, np.append(num_keys - (num_pages - 1) * shape.block_size, 0)]))
-        with self._memory.staging(self._starts.device) as staging:
+        with self._memory.staging(self._tables) as staging:
             self._layout = self._kernel.plan(
                 self._workspace,
                 self._tables,
@@ -280,7 +303,7 @@ class _Plan:
                 heads.num_heads,
                 heads.num_kv_heads,
                 shape.block_size,
-                shape.is_recorded,
+                shape.is_of_one_form,
                 heads.head_dim,
                 heads.head_dim,
                 True,  # causal
