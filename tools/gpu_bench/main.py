@@ -23,7 +23,9 @@ from .sections import SECTIONS, Bench, run_peers, run_sections
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tools/bench_gpu.py", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=list(SECTIONS), default=list(SECTIONS), help="sections to run")
+    parser.add_argument(
+        "--only", nargs="*", choices=list(SECTIONS), default=list(SECTIONS), help="sections to run; none: peers alone"
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny shapes and texts: a trial without a GPU")
     parser.add_argument(
