@@ -20,7 +20,7 @@ from torch import Tensor
 from specbench.engine.layers.linear import Nvfp4Stack
 
 if TYPE_CHECKING:
-    from specbench.engine.kernels.experts import Choice
+    from specbench.engine.kernels.router import Choice
 
 #: Above any sigmoid plus bias: makes the router choose the shared experts always.
 _ALWAYS = 1e4
@@ -59,10 +59,10 @@ class SoftmaxRouter:
         return chosen, weights
 
     def choose_on_gpu(self, x: Tensor) -> Choice:
-        from specbench.engine.kernels.experts import choose_by_softmax
+        from specbench.engine.kernels.router import choose_by_softmax, router_scores
 
-        logits = _logits_on_gpu(x, self._weight)
-        return choose_by_softmax(logits, self.num_chosen, is_renormalised=self._is_renormalised)
+        scores = router_scores(x, self._weight)
+        return choose_by_softmax(scores, self.num_chosen, is_renormalised=self._is_renormalised)
 
 
 class SharedExpertRouter:
@@ -85,16 +85,9 @@ class SharedExpertRouter:
         return chosen, weights
 
     def choose_on_gpu(self, x: Tensor) -> Choice:
-        from specbench.engine.kernels.experts import choose_by_sigmoid
+        from specbench.engine.kernels.router import choose_by_sigmoid, router_scores
 
-        return choose_by_sigmoid(_logits_on_gpu(x, self._weight), self._bias, self._scale, self.num_chosen)
-
-
-def _logits_on_gpu(x: Tensor, weight: Tensor) -> Tensor:
-    """[T, hidden], [experts, hidden] fp32 -> [T, experts] fp32."""
-    from specbench.engine.kernels.experts import MAX_ROUTER_ROWS, router_logits
-
-    return router_logits(x, weight) if len(x) <= MAX_ROUTER_ROWS else F.linear(x.float(), weight)
+        return choose_by_sigmoid(router_scores(x, self._weight), self._bias, self._scale, self.num_chosen)
 
 
 class ExpertStack:

@@ -1,0 +1,266 @@
+"""Router of a mixture of experts on a GPU: scores in fp32, which experts each row chooses, and which rows chose each.
+
+Nothing is sorted and the host learns nothing: a row's chosen experts are its entries, and every entry takes the next
+place in its expert's line. In which order they come to be there changes no result, since a product computes each entry
+by itself.
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specbench.engine.kernels.overlap import launch_options
+
+#: Rows up to which scores are summed up lane by lane; matrix instructions take 16 at a time.
+_MAX_LANE_ROWS = 16
+_LANE_EXPERTS = 8
+_DOT_ROWS, _DOT_EXPERTS = 16, 16
+
+
+@dataclass(frozen=True, slots=True)
+class RouterScores:
+    """What a router makes of each row, before anything is chosen."""
+
+    # [T, experts] fp32
+    logits: Tensor
+    # [experts] int32, zeros
+    counts: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a router made of each row."""
+
+    # [T, chosen] int32
+    experts: Tensor
+    # [T, chosen] fp32
+    weights: Tensor
+    # [experts] int32: rows that chose each. Not filled for one row, like the next
+    counts: Tensor
+    # [experts, T] int32: the entries of each expert, in any order; what lies behind its count is not written
+    entries: Tensor
+
+
+def router_scores(x: Tensor, weight: Tensor) -> RouterScores:
+    """x [T, hidden], weight [experts, hidden] fp32 -> logits [T, experts], as exact as sums in fp32 are."""
+    num_rows, hidden = x.shape
+    num_experts = len(weight)
+    logits = torch.empty(num_rows, num_experts, dtype=torch.float32, device=x.device)
+    counts = torch.empty(num_experts, dtype=torch.int32, device=x.device)
+    assert x.is_contiguous() and weight.is_contiguous()
+    arguments = (x, weight, logits, counts, num_rows)
+    options = {"EXPERTS": num_experts, "HIDDEN": hidden, **launch_options(x.device), "num_warps": 4}
+    if num_rows <= _MAX_LANE_ROWS:
+        block_rows = 1 if num_rows <= 8 else 4
+        _scores_by_lanes[(triton.cdiv(num_rows, block_rows), triton.cdiv(num_experts, _LANE_EXPERTS))](
+            *arguments, **options, BLOCK_ROWS=block_rows, BLOCK_EXPERTS=_LANE_EXPERTS, BLOCK_K=512 // block_rows
+        )
+    else:
+        _scores_by_dots[(triton.cdiv(num_rows, _DOT_ROWS), triton.cdiv(num_experts, _DOT_EXPERTS))](
+            *arguments, **options, BLOCK_ROWS=_DOT_ROWS, BLOCK_EXPERTS=_DOT_EXPERTS, BLOCK_K=128,
+            IS_WIDE=x.dtype == torch.float32,
+        )  # fmt: skip
+    return RouterScores(logits, counts)
+
+
+def choose_by_softmax(scores: RouterScores, num_chosen: int, *, is_renormalised: bool) -> Choice:
+    """The largest, weighed by softmax over all, or over the chosen."""
+    return _choose(scores, None, None, num_chosen, is_renormalised=is_renormalised)
+
+
+def choose_by_sigmoid(scores: RouterScores, bias: Tensor, scale: Tensor, num_chosen: int) -> Choice:
+    """bias [experts] fp32, scale [1] fp32: the largest of sigmoid + bias, weighed by their share of the chosen
+    sigmoids, times the scale."""
+    return _choose(scores, bias, scale, num_chosen, is_renormalised=True)
+
+
+def choose_by_softmax_reference(logits: Tensor, num_chosen: int, *, is_renormalised: bool) -> tuple[Tensor, Tensor]:
+    """Experts and weights by plain torch."""
+    weights, experts = logits.softmax(-1).topk(num_chosen, dim=-1)
+    return experts, weights / weights.sum(-1, keepdim=True) if is_renormalised else weights
+
+
+def choose_by_sigmoid_reference(logits: Tensor, bias: Tensor, scale: Tensor, num_chosen: int) -> tuple[Tensor, Tensor]:
+    """The same. Through logarithms: sigmoids of strongly negative logits would all be zero."""
+    experts = (torch.sigmoid(logits) + bias).topk(num_chosen, dim=-1).indices
+    return experts, F.logsigmoid(logits.gather(1, experts)).softmax(-1) * scale
+
+
+def _choose(
+    scores: RouterScores, bias: Tensor | None, scale: Tensor | None, num_chosen: int, *, is_renormalised: bool
+) -> Choice:
+    """By sigmoid where there is a bias, else by softmax."""
+    logits, counts = scores.logits, scores.counts
+    num_rows, num_experts = logits.shape
+    experts = torch.empty(num_rows, num_chosen, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(num_rows, num_chosen, dtype=torch.float32, device=logits.device)
+    entries = torch.empty(num_experts, num_rows, dtype=torch.int32, device=logits.device)
+    _choose_row[(num_rows,)](
+        logits,
+        logits if bias is None else bias,
+        logits if scale is None else scale,
+        experts,
+        weights,
+        counts,
+        entries,
+        num_rows,
+        EXPERTS=num_experts,
+        CHOSEN=num_chosen,
+        BLOCK=triton.next_power_of_2(num_experts),
+        BLOCK_CHOSEN=triton.next_power_of_2(num_chosen),
+        IS_SOFTMAX=bias is None,
+        IS_RENORMALISED=is_renormalised,
+        IS_ONE_ROW=num_rows == 1,
+        **launch_options(logits.device),
+        num_warps=1,
+    )
+    return Choice(experts, weights, counts, entries)
+
+
+@triton.jit(do_not_specialize=("num_rows",))
+def _scores_by_lanes(
+    x,
+    weight,
+    logits,
+    counts,
+    num_rows,
+    EXPERTS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
+):
+    """A few rows, a few experts. Every lane adds up its own share; shares are added once, at the end."""
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    expert = tl.program_id(1) * BLOCK_EXPERTS + tl.arange(0, BLOCK_EXPERTS)
+    k = tl.arange(0, BLOCK_K)
+    shares = tl.zeros([BLOCK_ROWS, BLOCK_EXPERTS, BLOCK_K], tl.float32)
+    for start in range(0, HIDDEN, BLOCK_K):
+        is_k = k < HIDDEN - start
+        is_input = (row < num_rows)[:, None] & is_k[None, :]
+        is_weight = (expert < EXPERTS)[:, None] & is_k[None, :]
+        v = tl.load(x + row.to(tl.int64)[:, None] * HIDDEN + start + k[None, :], mask=is_input, other=0.0)
+        w = tl.load(weight + expert[:, None] * HIDDEN + start + k[None, :], mask=is_weight, other=0.0)
+        shares += v.to(tl.float32)[:, None, :] * w[None, :, :]
+    place = logits + row[:, None] * EXPERTS + expert[None, :]
+    tl.store(place, tl.sum(shares, 2), mask=(row < num_rows)[:, None] & (expert < EXPERTS)[None, :])
+    tl.store(counts + expert, expert * 0, mask=(expert < EXPERTS) & (tl.program_id(0) == 0))
+
+
+@triton.jit(do_not_specialize=("num_rows",))
+def _scores_by_dots(
+    x,
+    weight,
+    logits,
+    counts,
+    num_rows,
+    EXPERTS: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_EXPERTS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    IS_WIDE: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
+):
+    """A tile by matrix instructions. Narrow rows are multiplied by a weight in three narrow parts, which together are
+    all of it, so that every product is exact."""
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    expert = tl.program_id(1) * BLOCK_EXPERTS + tl.arange(0, BLOCK_EXPERTS)
+    k = tl.arange(0, BLOCK_K)
+    sums = tl.zeros([BLOCK_ROWS, BLOCK_EXPERTS], tl.float32)
+    for start in tl.range(0, HIDDEN, BLOCK_K, num_stages=4):
+        is_k = k < HIDDEN - start
+        is_input = (row < num_rows)[:, None] & is_k[None, :]
+        is_weight = (expert < EXPERTS)[:, None] & is_k[None, :]
+        v = tl.load(x + row.to(tl.int64)[:, None] * HIDDEN + start + k[None, :], mask=is_input, other=0.0)
+        w = tl.load(weight + expert[:, None] * HIDDEN + start + k[None, :], mask=is_weight, other=0.0)
+        if IS_WIDE:
+            sums = tl.dot(v, tl.trans(w), sums, input_precision="ieee")
+        else:
+            high = w.to(v.dtype)
+            rest = w - high.to(tl.float32)
+            middle = rest.to(v.dtype)
+            low = (rest - middle.to(tl.float32)).to(v.dtype)
+            sums = tl.dot(v, tl.trans(high), sums)
+            sums = tl.dot(v, tl.trans(middle), sums)
+            sums = tl.dot(v, tl.trans(low), sums)
+    place = logits + row[:, None] * EXPERTS + expert[None, :]
+    tl.store(place, sums, mask=(row < num_rows)[:, None] & (expert < EXPERTS)[None, :])
+    tl.store(counts + expert, expert * 0, mask=(expert < EXPERTS) & (tl.program_id(0) == 0))
+
+
+@triton.jit(do_not_specialize=("num_rows",))
+def _choose_row(
+    logits,
+    bias,
+    scale,
+    experts,
+    weights,
+    counts,
+    entries,
+    num_rows,
+    EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_CHOSEN: tl.constexpr,
+    IS_SOFTMAX: tl.constexpr,
+    IS_RENORMALISED: tl.constexpr,
+    IS_ONE_ROW: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
+):
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    expert = tl.arange(0, BLOCK)
+    is_expert = expert < EXPERTS
+    logit = tl.load(logits + row * EXPERTS + expert, mask=is_expert, other=float("-inf"))
+    if IS_SOFTMAX:
+        score = logit
+        of_expert = logit
+    else:
+        score = 1.0 / (1.0 + tl.exp(-logit)) + tl.load(bias + expert, mask=is_expert, other=0.0)
+        # log sigmoid
+        of_expert = tl.minimum(logit, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(logit)))
+    score = tl.where(is_expert, score, float("-inf"))
+    place = tl.arange(0, BLOCK_CHOSEN)
+    chosen = tl.zeros([BLOCK_CHOSEN], tl.int32)
+    values = tl.full([BLOCK_CHOSEN], float("-inf"), tl.float32)
+    for index in tl.static_range(CHOSEN):
+        # Logits that are no numbers have no largest: any expert that exists will do.
+        best = tl.minimum(tl.argmax(score, 0, tie_break_left=True), EXPERTS - 1)
+        value = tl.max(tl.where(expert == best, of_expert, float("-inf")), 0)
+        chosen = tl.where(place == index, best, chosen)
+        values = tl.where(place == index, value, values)
+        score = tl.where(expert == best, float("-inf"), score)
+    largest = tl.max(values, 0)
+    share = tl.exp(values - largest)
+    total = tl.sum(share, 0)
+    if not IS_RENORMALISED:
+        total = tl.sum(tl.where(is_expert, tl.exp(of_expert - largest), 0.0), 0)
+    weight = share / total
+    if not IS_SOFTMAX:
+        weight = weight * tl.load(scale)
+    is_place = place < CHOSEN
+    tl.store(experts + row * CHOSEN + place, chosen, mask=is_place)
+    tl.store(weights + row * CHOSEN + place, weight, mask=is_place)
+    if not IS_ONE_ROW:
+        # Rows that are no numbers may choose an expert twice.
+        number = tl.atomic_add(counts + chosen, 1, mask=is_place, sem="relaxed")
+        own = entries + chosen.to(tl.int64) * num_rows + number
+        tl.store(own, (row * CHOSEN + place).to(tl.int32), mask=is_place & (number < num_rows))
