@@ -162,7 +162,7 @@ def paged_attention(
     if is_split:
         partial = query.new_empty((num_rows, num_heads, plan.num_splits, head_dim), dtype=torch.float32)
         lse = query.new_empty((num_rows, num_heads, plan.num_splits), dtype=torch.float32)
-    by_distance = query if relative is None else _bias_by_distance(relative)
+    by_key = query if relative is None else _bias_by_key(relative, batch, plan.tile_keys)
     assert query.stride(1) == head_dim and query.stride(2) == 1 and kv_cache.is_contiguous()
     assert batch.block_table.stride(1) == 1 and batch.query_start_loc.is_contiguous()
     assert batch.first_position.is_contiguous() and (batch.num_live is None or batch.num_live.is_contiguous())
@@ -173,7 +173,7 @@ def paged_attention(
         batch.query_start_loc,
         batch.first_position,
         batch.first_position if batch.num_live is None else batch.num_live,
-        by_distance,
+        by_key,
         query if log_scale is None else log_scale,
         output,
         partial,
@@ -188,6 +188,7 @@ def paged_attention(
         HEAD_DIM=head_dim,
         BLOCK_D=_dot_width(head_dim),
         EXTENT=0 if relative is None else relative.profiles.shape[0],
+        WIDTH=0 if relative is None else by_key.shape[2],
         WINDOW=window or 0,
         PAGE=batch.block_size,
         HAS_LIVE=batch.num_live is not None,
@@ -218,29 +219,38 @@ def paged_attention(
     return output
 
 
-def _bias_by_distance(relative: RelativeTerm) -> Tensor:
-    """[T, heads, extent]: made first, so that a tile of scores looks its biases up whatever rows it holds."""
+def _bias_by_key(relative: RelativeTerm, batch: PagedBatch, tile_keys: int) -> Tensor:
+    """[T, heads, width]: made first, and by key, so that a tile of scores reads its biases as they lie. Column 0 of a
+    row belongs to the first key of the tile in which its profiles begin (`_first_biased`)."""
     num_rows, num_heads, d_rel = relative.rows.shape
     extent = len(relative.profiles)
-    by_distance = relative.rows.new_empty(num_rows, num_heads, extent)
+    width = triton.cdiv(extent + tile_keys - 1, tile_keys) * tile_keys
+    by_key = relative.rows.new_empty(num_rows, num_heads, width)
     assert relative.rows.stride(1) == d_rel and relative.rows.stride(2) == 1 and relative.profiles.is_contiguous()
-    _bias_tile[(triton.cdiv(num_rows * num_heads, 64), triton.cdiv(extent, 128))](
+    num_reqs = len(batch.first_position)
+    _bias_tile[(num_rows, triton.cdiv(width, 128))](
         relative.rows,
         relative.profiles,
-        by_distance,
-        num_rows * num_heads,
+        by_key,
+        batch.query_start_loc,
+        batch.first_position,
+        num_reqs,
+        batch.max_rows,
         relative.rows.stride(0),
         HEADS=num_heads,
+        BLOCK_HEADS=_dot_width(num_heads),
         D_REL=d_rel,
         BLOCK_REL=_dot_width(d_rel),
         EXTENT=extent,
-        BLOCK_M=64,
+        WIDTH=width,
+        TILE_KEYS=tile_keys,
         BLOCK_N=128,
-        PRECISION="ieee" if by_distance.dtype == torch.float32 else "tf32",
-        **launch_options(by_distance.device),
+        IS_UNIFORM=num_rows == num_reqs * batch.max_rows,
+        PRECISION="ieee" if by_key.dtype == torch.float32 else "tf32",
+        **launch_options(by_key.device),
         num_warps=4,
     )
-    return by_distance
+    return by_key
 
 
 def _dot_width(width: int) -> int:
@@ -260,7 +270,7 @@ def _attend_tile(
     query_start_loc,
     first_position,
     num_live,
-    by_distance,
+    by_key,
     log_scale,
     output,
     partial,
@@ -275,6 +285,7 @@ def _attend_tile(
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     EXTENT: tl.constexpr,
+    WIDTH: tl.constexpr,
     WINDOW: tl.constexpr,
     PAGE: tl.constexpr,
     HAS_LIVE: tl.constexpr,
@@ -333,7 +344,9 @@ def _attend_tile(
     q = tl.load(
         query + token[:, None] * query_stride + head[:, None] * HEAD_DIM + d[None, :], mask=is_in_head, other=0.0
     )
-    biases = by_distance + (token * HEADS + head)[:, None] * EXTENT
+    # Where a row's bias of key 0 would lie.
+    first_biased = _first_biased(first + row, EXTENT, BLOCK_N)
+    biases = by_key + ((token * HEADS + head) * WIDTH - first_biased)
     row_factor = tl.full([BLOCK_M], 1.0, tl.float32)
     if HAS_LOG_SCALE:
         row_factor = tl.load(log_scale + token, mask=is_live, other=1.0)
@@ -348,14 +361,14 @@ def _attend_tile(
             plain_end = tl.minimum(first - EXTENT + 1, end)
         masked_start = tl.maximum(plain_end // BLOCK_N * BLOCK_N, start)
         maximum, total, sums, block = _attend_keys(
-            maximum, total, sums, block, q, biases, is_live, row_factor, kv_cache, table, kv_head, start, masked_start,
-            end, first, row, scale,
-            KV_HEADS, HEAD_DIM, BLOCK_D, 0, 0, PAGE, HAS_LOG_SCALE, False, BLOCK_N, PRECISION,
+            maximum, total, sums, block, q, biases, first_biased, is_live, row_factor, kv_cache, table, kv_head,
+            start, masked_start, end, first, row, scale,
+            KV_HEADS, HEAD_DIM, BLOCK_D, 0, 0, 0, PAGE, HAS_LOG_SCALE, False, BLOCK_N, PRECISION,
         )  # fmt: skip
     maximum, total, sums, block = _attend_keys(
-        maximum, total, sums, block, q, biases, is_live, row_factor, kv_cache, table, kv_head, masked_start, end,
-        end, first, row, scale,
-        KV_HEADS, HEAD_DIM, BLOCK_D, EXTENT, WINDOW, PAGE, HAS_LOG_SCALE, True, BLOCK_N, PRECISION,
+        maximum, total, sums, block, q, biases, first_biased, is_live, row_factor, kv_cache, table, kv_head,
+        masked_start, end, end, first, row, scale,
+        KV_HEADS, HEAD_DIM, BLOCK_D, EXTENT, WIDTH, WINDOW, PAGE, HAS_LOG_SCALE, True, BLOCK_N, PRECISION,
     )  # fmt: skip
 
     # A dead row, and one without keys in this split, is zero.
@@ -394,12 +407,13 @@ def _place(query_start_loc, num_reqs, ROWS: tl.constexpr, IS_TILE_A_REQUEST: tl.
 
 @triton.jit
 def _attend_keys(
-    maximum, total, sums, block, q, biases, is_live, row_factor, kv_cache, table, kv_head, start, stop, end, first,
-    row, scale,
+    maximum, total, sums, block, q, biases, first_biased, is_live, row_factor, kv_cache, table, kv_head,
+    start, stop, end, first, row, scale,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     EXTENT: tl.constexpr,
+    WIDTH: tl.constexpr,
     WINDOW: tl.constexpr,
     PAGE: tl.constexpr,
     HAS_LOG_SCALE: tl.constexpr,
@@ -423,8 +437,11 @@ def _attend_keys(
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         distance = (first + row)[:, None] - keys[None, :]
         if EXTENT > 0:
-            is_near = is_live[:, None] & (distance >= 0) & (distance < EXTENT)
-            bias = tl.load(biases + distance, mask=is_near, other=0.0)
+            # All of a tile's keys of a row, or none.
+            column = tile_start - first_biased
+            is_near = is_live & (column >= 0) & (column < WIDTH)
+            of_tile = tl.multiple_of(tile_start, BLOCK_N) + n
+            bias = tl.load(biases[:, None] + of_tile[None, :], mask=is_near[:, None], other=0.0)
             scores += bias.to(tl.float32) * 1.4426950408889634
         if HAS_LOG_SCALE:
             scores *= row_factor[:, None]
@@ -445,36 +462,69 @@ def _attend_keys(
     return maximum, total, sums, block
 
 
-@triton.jit(do_not_specialize=("num_pairs",))
+@triton.jit
+def _first_biased(position, EXTENT: tl.constexpr, TILE_KEYS: tl.constexpr):
+    """First key of the tile in which the profiles of a row begin."""
+    return tl.maximum(position - EXTENT + 1, 0) // TILE_KEYS * TILE_KEYS
+
+
+@triton.jit
+def _request_of_row(query_start_loc, num_reqs, row):
+    low = 0
+    high = num_reqs
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_after = tl.load(query_start_loc + middle) > row
+        high = tl.where(is_after, middle, high)
+        low = tl.where(is_after, low, middle)
+    return low
+
+
+@triton.jit(
+    do_not_specialize=("num_reqs", "max_rows"),
+    do_not_specialize_on_alignment=("query_start_loc", "first_position"),
+)
 def _bias_tile(
     rows,
     profiles,
-    by_distance,
-    num_pairs,
+    by_key,
+    query_start_loc,
+    first_position,
+    num_reqs,
+    max_rows,
     row_stride,
     HEADS: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
     D_REL: tl.constexpr,
     BLOCK_REL: tl.constexpr,
     EXTENT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE_KEYS: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    IS_UNIFORM: tl.constexpr,
     PRECISION: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):
-    """Some pairs of row and head, some distances."""
+    """All heads of one row, some keys; zeros where the profiles do not reach."""
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    pair = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    distance = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    token = tl.program_id(0)
+    request = token // max_rows
+    if not IS_UNIFORM:
+        request = _request_of_row(query_start_loc, num_reqs, token)
+    position = tl.load(first_position + request).to(tl.int32) + token - tl.load(query_start_loc + request)
+    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    distance = position - _first_biased(position, EXTENT, TILE_KEYS) - column
+    head = tl.arange(0, BLOCK_HEADS)
     c = tl.arange(0, BLOCK_REL)
-    is_pair, is_near, is_part = pair < num_pairs, distance < EXTENT, c < D_REL
-    of_pair = rows + (pair // HEADS).to(tl.int64)[:, None] * row_stride + (pair % HEADS)[:, None] * D_REL
-    r = tl.load(of_pair + c[None, :], mask=is_pair[:, None] & is_part[None, :], other=0.0)
+    is_head, is_near, is_part = head < HEADS, (distance >= 0) & (distance < EXTENT), c < D_REL
+    own = rows + token.to(tl.int64) * row_stride
+    r = tl.load(own + head[:, None] * D_REL + c[None, :], mask=is_head[:, None] & is_part[None, :], other=0.0)
     p = tl.load(profiles + distance[:, None] * D_REL + c[None, :], mask=is_near[:, None] & is_part[None, :], other=0.0)
-    biases = tl.dot(r, tl.trans(p), input_precision=PRECISION)
-    place = by_distance + pair.to(tl.int64)[:, None] * EXTENT + distance[None, :]
-    tl.store(place, biases.to(by_distance.dtype.element_ty), mask=is_pair[:, None] & is_near[None, :])
+    biases = tl.where(is_near[None, :], tl.dot(r, tl.trans(p), input_precision=PRECISION), 0.0)
+    place = by_key + (token.to(tl.int64) * HEADS + head)[:, None] * WIDTH + column[None, :]
+    tl.store(place, biases.to(by_key.dtype.element_ty), mask=is_head[:, None] & (column < WIDTH)[None, :])
 
 
 @triton.jit
