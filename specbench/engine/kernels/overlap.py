@@ -6,6 +6,7 @@ time between two kernels is hidden.
 
 One kernel, the one that makes attention's inputs, lets the next start only when it has waited itself. So attention
 finds what was there before that kernel, lengths and block tables, without waiting, and can ask for keys right after.
+And biases, which depend on what that kernel reads and not on what it writes, are made beside it: theirs waits last.
 """
 
 from __future__ import annotations

@@ -148,7 +148,8 @@ def paged_attention(
 ) -> Tensor:
     """query [T, heads, d], kv_cache [slots + 1, 2, kv_heads, d], log_scale [T] fp32 -> [T, heads, d].
 
-    Query heads that share a key head are neighbours. Heads may be a view of wider rows.
+    Query heads that share a key head are neighbours. Heads may be a view of wider rows. Captured in a graph, it must
+    follow the kernel that makes its inputs.
     """
     num_rows, num_heads, head_dim = query.shape
     num_kv_heads = kv_cache.shape[2]
@@ -506,9 +507,6 @@ def _bias_tile(
     MAY_OVERLAP: tl.constexpr,
 ):
     """All heads of one row, some keys; zeros where the profiles do not reach."""
-    if MAY_OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     token = tl.program_id(0)
     request = token // max_rows
     if not IS_UNIFORM:
@@ -525,6 +523,10 @@ def _bias_tile(
     biases = tl.where(is_near[None, :], tl.dot(r, tl.trans(p), input_precision=PRECISION), 0.0)
     place = by_key + (token.to(tl.int64) * HEADS + head)[:, None] * WIDTH + column[None, :]
     tl.store(place, biases.to(by_key.dtype.element_ty), mask=is_head[:, None] & (column < WIDTH)[None, :])
+    # At the end: it runs beside the kernel that makes attention's inputs (see overlap.py).
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
