@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specbench.engine.kernels.norm import rms_norm_reference
 from specbench.engine.kernels.overlap import launch_options
+from specbench.engine.kernels.sampling import best_of_bests
 from specbench.engine.kernels.step_rows import PoolTokens
 
 _BLOCK = 128
@@ -166,17 +167,25 @@ class InputNorms:
 
 def module_inputs(tokens: PoolTokens, hidden: Tensor, norms: InputNorms) -> Tensor:
     """hidden [T, hidden] at the same rows as the tokens -> [T, 2 * hidden]: the normed hidden, then the normed
-    embedding of the token (of id 0 where there is none)."""
+    embedding of the token (of id 0 where there is none).
+
+    A draft that is open is a token of the pool like others, and in the pool thereafter, where a row reads it.
+    """
     num_rows, size = hidden.shape
+    draft = tokens.draft
     inputs = hidden.new_empty(num_rows, 2 * size)
     block = triton.next_power_of_2(size)
+    num_chunks = 1 if draft is None else draft.bests.values.shape[1]
     assert hidden.is_contiguous() and norms.table.is_contiguous() and norms.weight.is_contiguous()
     assert tokens.token_pool.is_contiguous() and tokens.positions.is_contiguous() and tokens.rows.is_contiguous()
     _module_inputs[(num_rows,)](
         tokens.token_pool, tokens.rows, tokens.request_of_row, tokens.positions, hidden, norms.table,
         norms.weight if norms.embed_weight is None else norms.embed_weight, norms.weight, inputs,
-        tokens.token_pool.shape[1], tokens.lookahead, norms.embed_eps, norms.eps,
-        HIDDEN=size, BLOCK=block, HAS_EMBED_NORM=norms.embed_weight is not None, **launch_options(hidden.device),
+        *((hidden, hidden, tokens.rows) if draft is None else (draft.bests.values, draft.bests.places, draft.columns)),
+        tokens.token_pool.shape[1], tokens.lookahead, 0 if draft is None else draft.index, norms.embed_eps, norms.eps,
+        HIDDEN=size, BLOCK=block, HAS_EMBED_NORM=norms.embed_weight is not None,
+        NUM_IDS=0 if draft is None else draft.num_ids, NUM_CHUNKS=num_chunks,
+        BLOCK_CHUNKS=triton.next_power_of_2(num_chunks), **launch_options(hidden.device),
         num_warps=min(max(block // 512, 1), 16),
     )  # fmt: skip
     return inputs
@@ -200,13 +209,14 @@ def _normed(values, weight, column, is_column, eps, HIDDEN: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=("width", "lookahead"),
-    do_not_specialize_on_alignment=("token_pool", "rows", "request_of_row", "positions"),
+    do_not_specialize=("width", "lookahead", "index"),
+    do_not_specialize_on_alignment=("token_pool", "rows", "request_of_row", "positions", "columns"),
 )
 def _module_inputs(
-    token_pool, rows, request_of_row, positions, hidden, table, embed_weight, weight, inputs,
-    width, lookahead, embed_eps, eps,
-    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, HAS_EMBED_NORM: tl.constexpr, MAY_OVERLAP: tl.constexpr,
+    token_pool, rows, request_of_row, positions, hidden, table, embed_weight, weight, inputs, values, places, columns,
+    width, lookahead, index, embed_eps, eps,
+    HIDDEN: tl.constexpr, BLOCK: tl.constexpr, HAS_EMBED_NORM: tl.constexpr, NUM_IDS: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr, BLOCK_CHUNKS: tl.constexpr, MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -214,8 +224,14 @@ def _module_inputs(
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_column = column < HIDDEN
-    pool_row = tl.load(rows + tl.load(request_of_row + row))
-    token = tl.load(token_pool + pool_row * width + tl.load(positions + row) + lookahead)
+    request = tl.load(request_of_row + row)
+    own_column = tl.load(positions + row) + lookahead
+    place = token_pool + tl.load(rows + request) * width + own_column
+    token = tl.load(place)
+    if NUM_IDS > 0:  # noqa: SIM102
+        if own_column == tl.load(columns + request) + index:
+            token = best_of_bests(values, places, request, NUM_IDS, NUM_CHUNKS, BLOCK_CHUNKS)
+            tl.store(place, token)
     embed = tl.load(table + tl.maximum(token, 0) * HIDDEN + column, mask=is_column, other=0.0)
     before = tl.load(hidden + row * HIDDEN + column, mask=is_column, other=0.0)
     own = inputs + row * (2 * HIDDEN) + column

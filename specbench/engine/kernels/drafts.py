@@ -1,8 +1,10 @@
-"""Drafts on a GPU: the argmax of logits, into the token pool; and how many there are. A launch each, the argmax two."""
+"""Drafts on a GPU: the argmax of logits, into the token pool, at once or by the kernel that reads it; how many there are."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -10,9 +12,25 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels.overlap import launch_options
-from specbench.engine.kernels.sampling import best_of_bests, best_of_chunks
+from specbench.engine.kernels.sampling import ChunkBests, best_of_bests, best_of_chunks
 
 _BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDraft:
+    """Argmaxes that are known by the best of each part of the logits, and are not in the token pool yet."""
+
+    bests: ChunkBests
+    num_ids: int
+    # [num_reqs] int64: pool column of each request's draft 0, of which this is number `index`
+    columns: Tensor
+    index: int
+
+
+def open_draft(logits: Tensor, columns: Tensor, index: int) -> OpenDraft:
+    """logits [num_reqs, vocab] fp32."""
+    return OpenDraft(best_of_chunks(logits), logits.shape[1], columns, index)
 
 
 def store_draft(token_pool: Tensor, rows: Tensor, columns: Tensor, index: int, token_ids: Tensor) -> None:
@@ -40,14 +58,19 @@ def _store_draft(token_pool, rows, columns, token_ids, num_reqs, width, index, B
 def store_best(logits: Tensor, token_pool: Tensor, rows: Tensor, columns: Tensor, index: int) -> Tensor:
     """logits [num_reqs, vocab] fp32 -> the argmax of each row (ties: lowest id), int64 [num_reqs], left in the pool as
     `store_draft` does."""
-    chunks = best_of_chunks(logits)
+    return close_draft(open_draft(logits, columns, index), token_pool, rows)
+
+
+def close_draft(draft: OpenDraft, token_pool: Tensor, rows: Tensor) -> Tensor:
+    """The ids, int64 [num_reqs], which are in the pool now."""
     token_ids = torch.empty_like(rows)
-    num_chunks = chunks.values.shape[1]
-    assert token_pool.is_contiguous() and rows.is_contiguous() and columns.is_contiguous()
+    num_chunks = draft.bests.values.shape[1]
+    assert token_pool.is_contiguous() and rows.is_contiguous() and draft.columns.is_contiguous()
     _store_best[(len(rows),)](
-        chunks.values, chunks.places, token_pool, rows, columns, token_ids, token_pool.shape[1], index,
-        NUM_IDS=logits.shape[1], NUM_CHUNKS=num_chunks, BLOCK=triton.next_power_of_2(num_chunks),
-        **launch_options(logits.device), num_warps=1,
+        draft.bests.values, draft.bests.places, token_pool, rows, draft.columns, token_ids,
+        token_pool.shape[1], draft.index,
+        NUM_IDS=draft.num_ids, NUM_CHUNKS=num_chunks, BLOCK=triton.next_power_of_2(num_chunks),
+        **launch_options(rows.device), num_warps=1,
     )  # fmt: skip
     return token_ids
 

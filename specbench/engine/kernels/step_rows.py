@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from specbench.engine.kernels.drafts import OpenDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +40,5 @@ class PoolTokens:
     positions: Tensor
     #: How far ahead of its position each row reads.
     lookahead: int
+    #: Each request's newest token, where it is not in the pool yet.
+    draft: OpenDraft | None = None

@@ -6,6 +6,8 @@ has, which module runs next and what hidden it gets: there the two proposers hav
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from torch import Tensor
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
@@ -17,6 +19,9 @@ from specbench.engine.layers.token_pool import read_tokens
 from specbench.engine.models.registry import build_modules
 from specbench.engine.models.target import MTPModules, TargetModel
 from specbench.engine.proposers.proposer import DraftBatch
+
+if TYPE_CHECKING:
+    from specbench.engine.kernels.drafts import OpenDraft
 
 
 class DraftModules:
@@ -44,16 +49,18 @@ class DraftModules:
         hidden: Tensor,
         lookahead: int,
         last_rows: Tensor | None = None,
+        draft: OpenDraft | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The module over one pass: hidden [num_rows, hidden] -> [num_rows, hidden], and its rows last_rows
-        [num_requests], one of each (None: all).
+        [num_requests], one of each (None: all). draft: what `open_draft` left of the module before.
 
         Row p takes the token at p + lookahead of its request's pool: committed tokens, then drafts; where that is a
         placeholder of audio or an image, its feature.
         """
         if self._takes_tokens(batch, metadata):
-            tokens = PoolTokens(batch.token_pool, batch.rows, request_of_row, metadata.positions, lookahead)
+            tokens = PoolTokens(batch.token_pool, batch.rows, request_of_row, metadata.positions, lookahead, draft)
             return self.modules.forward_module_on_tokens(module, tokens, hidden, metadata, batch.caches, last_rows)
+        assert draft is None
         token_ids = read_tokens(batch.token_pool, batch.rows, request_of_row, metadata.positions, lookahead)
         embeds = self._embed(token_ids)
         if batch.features is not None and not self._is_deaf:
@@ -70,3 +77,21 @@ class DraftModules:
     def draft(self, index: int, batch: DraftBatch, hidden: Tensor) -> None:
         """Choose draft `index` of every request from a module's hidden at its last row, [num_requests, hidden]."""
         batch.sample_draft_from(index, self.modules, hidden)
+
+    def open_draft(
+        self, index: int, batch: DraftBatch, metadata: AttentionMetadata, hidden: Tensor
+    ) -> OpenDraft | None:
+        """The same, but for what the next module's pass does by the way, or `close_draft`. None: there is nothing."""
+        if batch.sampling is not None or not self._takes_tokens(batch, metadata):
+            self.draft(index, batch, hidden)
+            return None
+        from specbench.engine.kernels.drafts import open_draft
+
+        return open_draft(self.modules.compute_logits(hidden), batch.draft_columns, index)
+
+    def close_draft(self, batch: DraftBatch, draft: OpenDraft | None) -> None:
+        """Leave it behind the committed tokens."""
+        if draft is not None:
+            from specbench.engine.kernels.drafts import close_draft
+
+            close_draft(draft, batch.token_pool, batch.rows)

@@ -243,13 +243,14 @@ class MultiModuleMTP:
 
     def _draft(self, batch: DraftBatch, draft_pass: DraftPass, hidden: torch.Tensor) -> None:
         """Run the modules in turn; draft m is chosen from module m's logits at each request's last live row."""
-        target_hidden = hidden
+        target_hidden, metadata, draft = hidden, draft_pass.metadata, None
         for module in range(self.num_modules):
             weights = 0 if "module_0_everywhere" in self.faults else module
             output, last_hidden = self.modules.run(
-                weights, batch, draft_pass.request_of_row, draft_pass.metadata, hidden, module + 1, draft_pass.last_rows
+                weights, batch, draft_pass.request_of_row, metadata, hidden, module + 1, draft_pass.last_rows, draft
             )
-            self.modules.draft(module, batch, last_hidden)
+            draft = self.modules.open_draft(module, batch, metadata, last_hidden)
             hidden = target_hidden if self.hidden_feedback == "target" else output
             if "post_norm_chain" in self.faults:
                 hidden = self.target.final_norm(hidden)
+        self.modules.close_draft(batch, draft)
