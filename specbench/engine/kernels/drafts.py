@@ -1,4 +1,4 @@
-"""Drafts on a GPU: the argmax of logits, into the token pool, at once or by the kernel that reads it; how many there are."""
+"""Drafts on a GPU: the argmax of logits, into the token pool at once or by the kernel that reads it; their number."""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
