@@ -230,33 +230,35 @@ def _choose_row(
     expert = tl.arange(0, BLOCK)
     is_expert = expert < EXPERTS
     logit = tl.load(logits + row * EXPERTS + expert, mask=is_expert, other=float("-inf"))
-    if IS_SOFTMAX:
-        score = logit
-        of_expert = logit
-    else:
+    score = logit
+    if not IS_SOFTMAX:
         score = 1.0 / (1.0 + tl.exp(-logit)) + tl.load(bias + expert, mask=is_expert, other=0.0)
-        # log sigmoid
-        of_expert = tl.minimum(logit, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(logit)))
-    score = tl.where(is_expert, score, float("-inf"))
+    # Whole numbers in the order of scores and, of equal ones, of ids from the last to the first: a round is one
+    # reduction.
+    bits = (score + 0.0).to(tl.int32, bitcast=True)
+    order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
+    LEAST: tl.constexpr = -(2**63)
+    order = tl.where(is_expert, (order << 32) | (BLOCK - 1 - expert), LEAST)
     place = tl.arange(0, BLOCK_CHOSEN)
     chosen = tl.zeros([BLOCK_CHOSEN], tl.int32)
-    values = tl.full([BLOCK_CHOSEN], float("-inf"), tl.float32)
     for index in tl.static_range(CHOSEN):
-        # Logits that are no numbers have no largest: any expert that exists will do.
-        best = tl.minimum(tl.argmax(score, 0, tie_break_left=True), EXPERTS - 1)
-        value = tl.max(tl.where(expert == best, of_expert, float("-inf")), 0)
+        largest_order = tl.max(order, 0)
+        best = tl.minimum(BLOCK - 1 - (largest_order & 0xFFFFFFFF).to(tl.int32), EXPERTS - 1)
         chosen = tl.where(place == index, best, chosen)
-        values = tl.where(place == index, value, values)
-        score = tl.where(expert == best, float("-inf"), score)
+        order = tl.where(order == largest_order, LEAST, order)
+    is_place = place < CHOSEN
+    values = tl.load(logits + row * EXPERTS + chosen, mask=is_place, other=float("-inf"))
+    if not IS_SOFTMAX:
+        # log sigmoid
+        values = tl.minimum(values, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(values)))
     largest = tl.max(values, 0)
     share = tl.exp(values - largest)
     total = tl.sum(share, 0)
     if not IS_RENORMALISED:
-        total = tl.sum(tl.where(is_expert, tl.exp(of_expert - largest), 0.0), 0)
+        total = tl.sum(tl.where(is_expert, tl.exp(logit - largest), 0.0), 0)
     weight = share / total
     if not IS_SOFTMAX:
         weight = weight * tl.load(scale)
-    is_place = place < CHOSEN
     tl.store(experts + row * CHOSEN + place, chosen, mask=is_place)
     tl.store(weights + row * CHOSEN + place, weight, mask=is_place)
     if not IS_ONE_ROW:
