@@ -1,4 +1,4 @@
-"""The best ids of a few rows over a head, on a GPU: the product with the head's matrix, of whose logits no more than the
+"""The best ids of a few rows over a head, on a GPU: the product with its matrix, of whose logits no more than the
 best of each tile is kept.
 
 A product of few rows takes as long as its matrix takes to arrive; logits in fp32 would be written and read beside it.
