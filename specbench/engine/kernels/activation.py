@@ -4,23 +4,32 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.engine.kernels.few_rows import load_sum, num_sums
 from specbench.engine.kernels.overlap import launch_options
 
 _BLOCK = 1024
 
 
-def silu_and_multiply(gate_up: Tensor) -> Tensor:
-    """[T, 2 * width], gates first -> [T, width], in fp32."""
-    num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-    output = gate_up.new_empty(num_rows, width)
+def silu_and_multiply(gate_up: Tensor, dtype: torch.dtype) -> Tensor:
+    """[T, 2 * width], or fp32 [splits, T, 2 * width], gates first -> [T, width], by way of fp32."""
+    num_rows, width = gate_up.shape[-2], gate_up.shape[-1] // 2
+    output = torch.empty(num_rows, width, dtype=dtype, device=gate_up.device)
     assert gate_up.is_contiguous()
     _silu_and_multiply[(num_rows, triton.cdiv(width, _BLOCK))](
-        gate_up, output, WIDTH=width, BLOCK=_BLOCK, **launch_options(gate_up.device), num_warps=4
+        gate_up,
+        output,
+        num_rows * 2 * width,
+        WIDTH=width,
+        BLOCK=_BLOCK,
+        SPLITS=num_sums(gate_up),
+        **launch_options(gate_up.device),
+        num_warps=4,
     )
     return output
 
@@ -32,7 +41,15 @@ def silu_and_multiply_reference(gate_up: Tensor) -> Tensor:
 
 
 @triton.jit
-def _silu_and_multiply(gate_up, output, WIDTH: tl.constexpr, BLOCK: tl.constexpr, MAY_OVERLAP: tl.constexpr):
+def _silu_and_multiply(
+    gate_up,
+    output,
+    split_stride,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
+):
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -40,7 +57,7 @@ def _silu_and_multiply(gate_up, output, WIDTH: tl.constexpr, BLOCK: tl.constexpr
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = column < WIDTH
     source = gate_up + row * (2 * WIDTH) + column
-    gate = tl.load(source, mask=is_column, other=0.0).to(tl.float32)
-    up = tl.load(source + WIDTH, mask=is_column, other=0.0).to(tl.float32)
+    gate = load_sum(source, is_column, split_stride, SPLITS).to(output.dtype.element_ty).to(tl.float32)
+    up = load_sum(source + WIDTH, is_column, split_stride, SPLITS).to(output.dtype.element_ty).to(tl.float32)
     values = gate / (1.0 + tl.exp(-gate)) * up
     tl.store(output + row * WIDTH + column, values.to(output.dtype.element_ty), mask=is_column)

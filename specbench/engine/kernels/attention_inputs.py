@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.engine.kernels.few_rows import load_sum, num_sums
 from specbench.engine.kernels.norm import rms_norm_reference
 from specbench.engine.kernels.overlap import launch_options
 from specbench.engine.kernels.short_conv import CachedConv, conv_reference, convolve, offset_in_request
@@ -59,13 +60,14 @@ def attention_inputs(
     conv: CachedConv | None = None,
     rows: StepRows | None = None,
 ) -> Tensor:
-    """projected [T, width], kv_cache [slots + 1, 2, kv_heads, d], slot_mapping [T] (-1: the last slot), conv of the
-    channels of all keys and then all values, and the rows of the step for it -> queries [T, heads, d].
+    """projected [T, width], or fp32 [splits, T, width] where nothing is convolved, kv_cache [slots + 1, 2, kv_heads,
+    d], slot_mapping [T] (-1: the last slot), conv of the channels of all keys and then all values, and the rows of the
+    step for it -> queries [T, heads, d].
 
     Stores keys and values, and what the convolution will want of these rows later.
     """
-    num_rows, width = projected.shape
-    query = projected.new_empty(num_rows, shape.num_heads, shape.head_dim)
+    num_rows, width = projected.shape[-2:]
+    query = kv_cache.new_empty(num_rows, shape.num_heads, shape.head_dim)
     num_all = shape.num_heads + 2 * shape.num_kv_heads
     block_heads = min(_BLOCK_HEADS, triton.next_power_of_2(num_all))
     block_d = triton.next_power_of_2(shape.head_dim)
@@ -73,6 +75,7 @@ def attention_inputs(
     assert conv is None or conv.is_contiguous
     assert turn is None or conv is None, "what a head is paired with would have to be convolved, too"
     assert (conv is None) == (rows is None)
+    assert conv is None or num_sums(projected) == 1
     none = projected
     _attention_inputs[(num_rows, triton.cdiv(num_all, block_heads))](
         projected,
@@ -92,6 +95,7 @@ def attention_inputs(
         0 if rows is None else rows.num_reqs,
         1 if rows is None else rows.max_rows,
         0.0 if norm is None else norm.eps,
+        num_rows * width,
         WIDTH=width,
         HEADS=shape.num_heads,
         KV_HEADS=shape.num_kv_heads,
@@ -100,6 +104,7 @@ def attention_inputs(
         BLOCK_D=block_d,
         HAS_NORM=norm is not None,
         HAS_TURN=turn is not None,
+        SPLITS=num_sums(projected),
         KERNEL=0 if conv is None else len(conv.taps),
         IS_UNIFORM=rows is None or rows.is_uniform(num_rows),
         **launch_options(projected.device),
@@ -156,6 +161,7 @@ def _attention_inputs(
     num_reqs,
     max_rows,
     eps,
+    split_stride,
     WIDTH: tl.constexpr,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -164,6 +170,7 @@ def _attention_inputs(
     BLOCK_D: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_TURN: tl.constexpr,
+    SPLITS: tl.constexpr,
     KERNEL: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
@@ -185,10 +192,11 @@ def _attention_inputs(
     of_kv = head * HEAD_DIM - HEADS * HEAD_DIM
     start = tl.where(is_query, head * HEAD_DIM, of_kv + (WIDTH - KV_WIDTH))
     other_d = (d + HEAD_DIM // 2) % HEAD_DIM
-    values = tl.load(source + start + d, mask=is_in, other=0.0).to(tl.float32)
+    values = load_sum(source + start + d, is_in, split_stride, SPLITS).to(query.dtype.element_ty).to(tl.float32)
     swapped = values
     if HAS_TURN:
-        swapped = tl.load(source + start + other_d, mask=is_in & is_turned, other=0.0).to(tl.float32)
+        swapped = load_sum(source + start + other_d, is_in & is_turned, split_stride, SPLITS)
+        swapped = swapped.to(query.dtype.element_ty).to(tl.float32)
     if KERNEL > 0:
         offset = offset_in_request(query_start_loc, num_reqs, max_rows, row, IS_UNIFORM)
         is_kv = is_in & (head >= HEADS)

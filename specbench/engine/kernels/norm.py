@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.engine.kernels.few_rows import load_sum
 from specbench.engine.kernels.overlap import launch_options
 
 
@@ -20,7 +21,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + delta, rounded to their type, and its norm."""
+    """x + delta, rounded to the type of x, and its norm. delta: like x, or fp32 [splits, *x.shape]."""
     summed, normed = torch.empty_like(x), torch.empty_like(x)
     _launch(x, delta, weight, summed, normed, eps, has_delta=True)
     return summed, normed
@@ -44,9 +45,11 @@ def _launch(
         summed,
         normed,
         eps,
+        x.numel(),
         WIDTH=width,
         BLOCK=block,
         WEIGHT_ROWS=weight.numel() // width,
+        SPLITS=delta.numel() // x.numel(),
         HAS_DELTA=has_delta,
         **launch_options(x.device),
         num_warps=min(max(block // 512, 1), 16),
@@ -61,9 +64,11 @@ def _norm_row(
     summed,
     normed,
     eps,
+    split_stride,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     WEIGHT_ROWS: tl.constexpr,
+    SPLITS: tl.constexpr,
     HAS_DELTA: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):
@@ -77,7 +82,7 @@ def _norm_row(
     values = tl.load(x + start + column, mask=is_column, other=0.0)
     factor = tl.load(weight + (row % WEIGHT_ROWS) * WIDTH + column, mask=is_column, other=0.0).to(tl.float32)
     if HAS_DELTA:
-        added = tl.load(delta + start + column, mask=is_column, other=0.0)
+        added = load_sum(delta + start + column, is_column, split_stride, SPLITS).to(summed.dtype.element_ty)
         values = (values.to(tl.float32) + added.to(tl.float32)).to(summed.dtype.element_ty)
         tl.store(summed + start + column, values, mask=is_column)
     wide = values.to(tl.float32)

@@ -148,15 +148,14 @@ class RotaryAttention:
         rotation: Rotation,
         kv_cache: Tensor,
     ) -> Tensor:
-        # x: [T, hidden]; kv_cache: [slots + 1, 2, kv_heads, d]
-        projected, slot_mapping = self._input_projection(x), metadata.slot_mapping[self._kv_group]
+        # x: [T, hidden]; kv_cache: [slots + 1, 2, kv_heads, d] -> [T, hidden], or its partial sums (see Linear)
         inputs = self._inputs_on_gpu if x.is_cuda else self._inputs
-        query = inputs(projected, rotation, kv_cache, slot_mapping)
-        return self._output_projection(attention.attend(self._layer, query, kv_cache))
+        query = inputs(x, rotation, kv_cache, metadata.slot_mapping[self._kv_group])
+        return self._output_projection.partial_sums(attention.attend(self._layer, query, kv_cache))
 
-    def _inputs(self, projected: Tensor, rotation: Rotation, kv_cache: Tensor, slot_mapping: Tensor) -> Tensor:
+    def _inputs(self, x: Tensor, rotation: Rotation, kv_cache: Tensor, slot_mapping: Tensor) -> Tensor:
         """Queries [T, heads, d]; stores keys and values."""
-        num_tokens = len(projected)
+        num_tokens, projected = len(x), self._input_projection(x)
         heads = projected.view(num_tokens, -1, self._head_dim)
         turned = heads[:, : self._num_heads + self._num_kv_heads]
         if self._head_norm is not None:
@@ -166,12 +165,12 @@ class RotaryAttention:
         kv_cache.index_put_((slot_mapping,), stored)
         return heads[:, : self._num_heads]
 
-    def _inputs_on_gpu(self, projected: Tensor, rotation: Rotation, kv_cache: Tensor, slot_mapping: Tensor) -> Tensor:
+    def _inputs_on_gpu(self, x: Tensor, rotation: Rotation, kv_cache: Tensor, slot_mapping: Tensor) -> Tensor:
         from specbench.engine.kernels.attention_inputs import HeadNorm, HeadShape, Turn, attention_inputs
 
         norm = self._head_norm
         return attention_inputs(
-            projected,
+            self._input_projection.partial_sums(x),
             HeadShape(self._num_heads, self._num_kv_heads, self._head_dim),
             kv_cache,
             slot_mapping,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from specbench.engine.kernels.few_rows import RowPlan
 
 #: Below it, what a packed product costs beside its arithmetic (about 10 µs, against 3) outweighs the gain.
 _MIN_PACKED_ELEMENTS = 1 << 17
@@ -18,11 +22,14 @@ _PACKED_FOR_ROWS = 8
 class Linear:
     """x -> x weight^T + bias."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, may_split: bool = True) -> None:
+        """may_split: whether its product may be left as partial sums where that is asked for."""
         #: [outputs, inputs]
         self._weight = weight
         #: [outputs]
         self._bias = bias
+        self._may_split = may_split and weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16)
+        self._plan = _plan_few_rows(weight) if self._may_split else None
 
     def __call__(self, x: Tensor) -> Tensor:
         # x: [T, inputs] -> [T, outputs]
@@ -34,11 +41,33 @@ class Linear:
             return torch.mm(x, self._weight.T, out_dtype=torch.float32)
         return self(x).to(torch.float32)
 
+    def partial_sums(self, x: Tensor) -> Tensor:
+        """The same [T, outputs], or for few rows on a GPU fp32 [splits, T, outputs], whose sum over splits it is: for
+        kernels that take either."""
+        if not self._may_split:
+            return self(x)
+        from specbench.engine.kernels import few_rows
+
+        if self._plan is not None and len(x) <= few_rows.MAX_ROWS:
+            return few_rows.partial_sums(x, self._weight, self._bias, self._plan)
+        num_splits = few_rows.num_batched(len(x), *self._weight.shape)
+        if num_splits == 1 or self._bias is not None:
+            return self(x)
+        return few_rows.batched_sums(x, self._weight, num_splits)
+
     @property
     def address_range(self) -> tuple[int, int]:
         """Where the matrix lies: its first address, and one past the last."""
         start = self._weight.data_ptr()
         return start, start + self._weight.nbytes
+
+
+def _plan_few_rows(weight: Tensor) -> RowPlan | None:
+    """How a product of few rows is cut up where a kernel of our own is faster: None elsewhere."""
+    from specbench.engine.kernels.few_rows import plan_product
+    from specbench.engine.kernels.overlap import may_overlap
+
+    return plan_product(*weight.shape) if may_overlap(weight.device) else None
 
 
 class PackedLinear(Linear):
@@ -143,14 +172,14 @@ class Nvfp4Linear(Linear):
 Matrix = Tensor | Fp8Matrix | Nvfp4Matrix
 
 
-def make_linear(weight: Matrix, bias: Tensor | None = None) -> Linear:
-    """Packed where that can be done and pays."""
+def make_linear(weight: Matrix, bias: Tensor | None = None, *, may_split: bool = True) -> Linear:
+    """Packed where that can be done and pays. may_split: see Linear."""
     if isinstance(weight, Fp8Matrix):
         return Fp8Linear(weight, bias)
     if isinstance(weight, Nvfp4Matrix):
         return Nvfp4Linear(weight, bias)
     is_packed = can_pack(weight.numel(), weight.dtype, weight.device)
-    return PackedLinear(weight, bias) if is_packed else Linear(weight, bias)
+    return PackedLinear(weight, bias) if is_packed else Linear(weight, bias, may_split=may_split)
 
 
 def can_pack(num_elements: int, dtype: torch.dtype, device: torch.device) -> bool:

@@ -25,11 +25,17 @@ class GatedMLP:
         self.linears = (gate_up, down)
 
     def __call__(self, x: Tensor) -> Tensor:
-        # x: [T, hidden]
-        gate_up = self._gate_up(x)
-        if gate_up.is_cuda:
-            from specbench.engine.kernels.activation import silu_and_multiply
-
-            return self._down(silu_and_multiply(gate_up))
-        gate, up = gate_up.chunk(2, -1)
+        # x: [T, hidden] -> [T, hidden]
+        if x.is_cuda:
+            return self._down(self._activated(x))
+        gate, up = self._gate_up(x).chunk(2, -1)
         return self._down(F.silu(gate) * up)
+
+    def partial_sums(self, x: Tensor) -> Tensor:
+        """The same, or its partial sums (see Linear)."""
+        return self._down.partial_sums(self._activated(x)) if x.is_cuda else self(x)
+
+    def _activated(self, x: Tensor) -> Tensor:
+        from specbench.engine.kernels.activation import silu_and_multiply
+
+        return silu_and_multiply(self._gate_up.partial_sums(x), x.dtype)

@@ -67,10 +67,15 @@ class DecoderLayer:
                 make_linear(
                     *_read_projections(weights, prefix + "mlp.", ("gate_proj", "up_proj"), config.has_mlp_bias)
                 ),
-                make_linear(*_read_reduced(weights, prefix + "mlp.down_proj", config.has_mlp_bias)),
+                make_linear(
+                    *_read_reduced(weights, prefix + "mlp.down_proj", config.has_mlp_bias),
+                    may_split=weights.parallel.size == 1,
+                ),
             )
         else:
             self._mlp = _read_experts(experts, weights, prefix + "mlp.")
+        #: [T, hidden] -> the same, or its partial sums
+        self._mlp_sums = self._mlp.partial_sums if isinstance(self._mlp, GatedMLP) else self._mlp
         self.linears = (*self._attention.linears, *(self._mlp.linears if isinstance(self._mlp, GatedMLP) else ()))
 
     def __call__(
@@ -87,7 +92,7 @@ class DecoderLayer:
         (kv_cache,) = caches[self._group].layers[self._cache_index]
         attended = self._attention(normed, metadata, attention, rotation, kv_cache)
         x, normed = self._parallel.add_norm(self._mlp_norm, x, attended)
-        return self._parallel.add_norm(next_norm, x, self._mlp(normed))
+        return self._parallel.add_norm(next_norm, x, self._mlp_sums(normed))
 
 
 def _read_projections(
@@ -128,7 +133,7 @@ def _read_attention(
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         input_projection=make_linear(inputs, input_bias),
-        output_projection=make_linear(outputs, output_bias),
+        output_projection=make_linear(outputs, output_bias, may_split=weights.parallel.size == 1),
         head_norm=head_norm,
         window=group.window,
         kv_group=group.name,
