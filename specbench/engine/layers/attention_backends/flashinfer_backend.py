@@ -32,7 +32,7 @@ _VARIANT = """
 struct BoundedLengths : AttentionVariantBase {
   static constexpr bool use_softmax = true;
   uint32_t qo_len, kv_len, window_left;
-  int64_t first;
+  int32_t first, window;
   float sm_scale_log2;
 
   template <typename Params>
@@ -40,14 +40,14 @@ struct BoundedLengths : AttentionVariantBase {
     qo_len = params.get_qo_len(batch_idx);
     kv_len = params.get_kv_len(batch_idx);
     window_left = kv_len;
-    first = params.first_position[batch_idx];
+    first = int32_t(params.first_position[batch_idx]);
+    window = params.window == 0 ? INT32_MAX : int32_t(params.window);
     sm_scale_log2 = params.sm_scale * math::log2e;
   }
 
   REGISTER_LOGITS_TRANSFORM(params, logits, batch_idx, qo_idx, kv_idx, qo_head_idx, kv_head_idx, {
-    const int64_t distance = first + qo_idx - kv_idx;
-    const bool is_seen = distance >= 0 && (params.window == 0 || distance < params.window);
-    return is_seen ? logits : -math::inf;
+    const int32_t distance = first + int32_t(qo_idx) - int32_t(kv_idx);
+    return distance >= 0 && distance < window ? logits : -math::inf;
   })
 };
 """
