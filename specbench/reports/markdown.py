@@ -146,7 +146,7 @@ def _what_ran(run: RunRecord) -> Section:
         *_draft_model(run.draft_model),
         ("Data", f"{data_title(data, run.config['eval']['name'])}; {count(data.num_samples)} samples"),
         ("Data file", _at(data.path, data.revision, data.sha256)),
-        ("Parallel layout", layout_text(run.config)),
+        *([("Parallel layout", layout_text(run.config))] if run.acceptance_source == "engine" else []),
         ("Hardware", _flat(run.hardware)),
         *((f"Setting: {group}", _flat(values)) for group, values in run.config.items()),
         ("Packages", _flat(run.packages)),
