@@ -74,12 +74,21 @@ def _follow_if_asked(config: RunConfig) -> None:
     """Does not return in a process that is not the first of ranks that were started together."""
     if config.parallel.tensor_parallel_size > 1:
         follow_rank_0(config.parallel.start, config.parallel.tensor_parallel_size)
+    elif config.parallel.start != "spawn" and (num_ranks := _num_launched()) > 1:
+        raise UserError(
+            f"parallel.tensor_parallel_size: 1, and {num_ranks} ranks were started: each would run all; make them "
+            "equal, or say parallel.start=spawn"
+        )
+
+
+def _num_launched() -> int:
+    """Processes that torchrun has started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
 
 
 def _refuse_launched(config: RunConfig) -> None:
     """UserError in a sweep whose ranks something else has started."""
-    parallel = config.parallel
-    if parallel.tensor_parallel_size > 1 and parallel.start != "spawn" and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if config.parallel.start != "spawn" and _num_launched() > 1:
         raise UserError("parallel.start: the jobs of a sweep start their ranks themselves; run it without torchrun")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -284,3 +285,15 @@ def test_a_prompt_longer_than_the_context(script: Script, config: RunConfig, tmp
     with pytest.raises(UserError, match=r"has 50 tokens and leaves no room in a context of 48"):
         benchmark.run(short, INVOCATION)
     assert not script.started
+
+
+def test_a_run_on_one_rank_is_not_run_by_each_of_several(
+    script: Script, config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torchrun starts it twice: without a word, both would run all of it."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UserError, match=r"parallel\.tensor_parallel_size: 1, and 2 ranks were started"):
+        benchmark.run(config, INVOCATION)
+    spawning = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, start="spawn"))
+    assert benchmark.run(spawning, INVOCATION).status == "finished"
