@@ -9,6 +9,9 @@ product and no part in the sum.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -28,18 +31,47 @@ def run_experts(x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor, first_
     """
     num_rows, hidden = x.shape
     num_experts, width, _ = down.shape
+    plan = launch_plan(x, choice, num_experts, first_expert, width)
+    num_entries = choice.experts.numel()
+    activated, outputs = x.new_empty(num_entries, width), x.new_empty(num_entries, hidden)
+    assert gate_up.is_contiguous() and down.is_contiguous()
+    launch = launch_options(x.device)
+    block_inner = 32 if plan.options["BLOCK_M"] < 64 else 64
+    _gate_up_tile[(triton.cdiv(width, block_inner), plan.num_tiles)](
+        x, gate_up, choice.experts, choice.weights, choice.entries, choice.counts, activated, num_rows,
+        **plan.options, **launch, BLOCK_N=block_inner, BLOCK_K=128 if x.dtype != torch.float32 else 32,
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
+    _down_tile[(triton.cdiv(hidden, 64), plan.num_tiles)](
+        activated, down, choice.experts, choice.entries, choice.counts, outputs, num_rows,
+        **plan.options, **launch, BLOCK_N=64, BLOCK_K=64 if x.dtype != torch.float32 else 32,
+        num_warps=4, num_stages=4,
+    )  # fmt: skip
+    return sum_chosen(outputs, choice, first_expert, num_experts)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """What both products of a choice are launched with."""
+
+    #: The most tiles that any choice can need.
+    num_tiles: int
+    options: dict[str, Any]
+
+
+def launch_plan(x: Tensor, choice: Choice, num_experts: int, first_expert: int, width: int) -> LaunchPlan:
+    """For x [T, hidden] and the experts that are here, each of `width`."""
+    num_rows, hidden = x.shape
     num_chosen = choice.experts.shape[1]
     num_entries = num_rows * num_chosen
     # A row's experts differ, so no expert has more entries than there are rows.
     tile_rows = min(max(16, triton.next_power_of_2(triton.cdiv(num_entries, len(choice.counts)))), 64)
     # Of one row each entry is a tile, whoever has its expert.
     num_tiles = min(num_entries, num_experts + num_entries // tile_rows) if num_rows > 1 else num_chosen
-    activated = x.new_empty(num_entries, width)
-    outputs = x.new_empty(num_entries, hidden)
-    summed = torch.empty_like(x)
-    own = {"FIRST_EXPERT": first_expert, "EXPERTS": num_experts}
+    assert x.is_contiguous()
     options = {
-        **own,
+        "FIRST_EXPERT": first_expert,
+        "EXPERTS": num_experts,
         "BLOCK_EXPERTS": triton.next_power_of_2(num_experts),
         "WIDTH": width,
         "HIDDEN": hidden,
@@ -47,21 +79,18 @@ def run_experts(x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor, first_
         "IS_ONE_ROW": num_rows == 1,
         "BLOCK_M": tile_rows,
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
-        **launch_options(x.device),
     }
-    assert x.is_contiguous() and gate_up.is_contiguous() and down.is_contiguous()
-    block_inner = 32 if tile_rows < 64 else 64
-    _gate_up_tile[(triton.cdiv(width, block_inner), num_tiles)](
-        x, gate_up, choice.experts, choice.weights, choice.entries, choice.counts, activated, num_rows,
-        **options, BLOCK_N=block_inner, BLOCK_K=128 if x.dtype != torch.float32 else 32, num_warps=4, num_stages=3,
-    )  # fmt: skip
-    _down_tile[(triton.cdiv(hidden, 64), num_tiles)](
-        activated, down, choice.experts, choice.entries, choice.counts, outputs, num_rows,
-        **options, BLOCK_N=64, BLOCK_K=64 if x.dtype != torch.float32 else 32, num_warps=4, num_stages=4,
-    )  # fmt: skip
+    return LaunchPlan(num_tiles, options)
+
+
+def sum_chosen(outputs: Tensor, choice: Choice, first_expert: int, num_experts: int) -> Tensor:
+    """outputs [T * chosen, hidden], of which those of experts that are here are written -> their sums, [T, hidden]."""
+    num_rows, num_chosen = choice.experts.shape
+    hidden = outputs.shape[1]
+    summed = outputs.new_empty(num_rows, hidden)
     _sum_chosen[(num_rows, triton.cdiv(hidden, 1024))](
-        outputs, choice.experts, summed,
-        **own, HIDDEN=hidden, CHOSEN=num_chosen, BLOCK=1024, **launch_options(x.device), num_warps=4,
+        outputs, choice.experts, summed, FIRST_EXPERT=first_expert, EXPERTS=num_experts, HIDDEN=hidden,
+        CHOSEN=num_chosen, BLOCK=1024, **launch_options(outputs.device), num_warps=4,
     )  # fmt: skip
     return summed
 
@@ -85,7 +114,7 @@ def _own_expert(places, is_entry, FIRST_EXPERT: tl.constexpr, EXPERTS: tl.conste
 
 
 @triton.jit
-def _tile_entries(
+def tile_entries(
     experts, entries, counts, num_rows, FIRST_EXPERT: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr,
     IS_ONE_ROW: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
@@ -138,7 +167,7 @@ def _gate_up_tile(
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    expert, entry, num = _tile_entries(
+    expert, entry, num = tile_entries(
         experts, entries, counts, num_rows, FIRST_EXPERT, EXPERTS, BLOCK_EXPERTS, IS_ONE_ROW, BLOCK_M
     )
     if num <= 0:
@@ -190,7 +219,7 @@ def _down_tile(
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    expert, entry, num = _tile_entries(
+    expert, entry, num = tile_entries(
         experts, entries, counts, num_rows, FIRST_EXPERT, EXPERTS, BLOCK_EXPERTS, IS_ONE_ROW, BLOCK_M
     )
     if num <= 0:

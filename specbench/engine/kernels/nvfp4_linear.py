@@ -64,7 +64,7 @@ def converted_nvfp4(codes: Tensor, block_scale: Tensor, row_scale: Tensor) -> Te
 
 
 @triton.jit
-def _e2m1(code):
+def e2m1(code):
     """0 .. 15 -> what the code stands for, fp32."""
     magnitude = code & 7
     exponent = magnitude >> 1
@@ -105,8 +105,8 @@ def _nvfp4_linear(
         pair = tl.load(codes_tile + block * HALF, mask=is_column[None, :], other=0).to(tl.int32)
         scale = tl.load(scale_tile + block * (HALF // 8), mask=is_column[None, :], other=0.0).to(tl.float32)
         # A code times its scale has at most 6 bits of mantissa: exact in bf16.
-        total += tl.dot(even, (_e2m1(pair & 15) * scale).to(even.dtype), input_precision="ieee")
-        total += tl.dot(odd, (_e2m1(pair >> 4) * scale).to(odd.dtype), input_precision="ieee")
+        total += tl.dot(even, (e2m1(pair & 15) * scale).to(even.dtype), input_precision="ieee")
+        total += tl.dot(odd, (e2m1(pair >> 4) * scale).to(odd.dtype), input_precision="ieee")
     total *= tl.load(row_scale + column, mask=is_column, other=0.0)[None, :]
     if HAS_BIAS:
         total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
