@@ -90,13 +90,22 @@ def _lengths(settings: Settings, num_requests: int) -> Iterable[int]:
 
 
 def step_kinds(steps: Sequence[EngineStep]) -> list[StepKind]:
-    """Decoding alone, prompts beside decoding, prompts alone; the last step of a step before has no interval."""
-    intervals = [(after, after.end_s - before.end_s) for before, after in pairwise(steps)]
+    """Decoding alone, prompts beside decoding, prompts alone; without the first step."""
+    intervals = [(after, _interval_s(before, after)) for before, after in pairwise(steps)]
     total_s = sum(interval_s for _, interval_s in intervals)
     kinds: dict[str, list[tuple[EngineStep, float]]] = {}
     for step, interval_s in intervals:
         kinds.setdefault(_kind(step), []).append((step, interval_s))
     return [_of_kind(name, kinds[name], total_s) for name in sorted(kinds)]
+
+
+def _interval_s(before: EngineStep, step: EngineStep) -> float:
+    """From the end of a step before to the end of the step: on the device, where that is known. The host sees ends
+    later, when it has launched the step behind."""
+    parts = (step.idle_s, step.target_s, step.verify_s, step.draft_s)
+    if step.idle_s is None:
+        return step.end_s - before.end_s
+    return sum(part or 0.0 for part in parts)
 
 
 def _kind(step: EngineStep) -> str:
