@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from specbench.engine.execution.cuda_graphs import CapturedMixed
-from specbench.engine.execution.stages import Forwarded
+from specbench.engine.execution.stages import Forwarded, Verification
 from specbench.engine.execution.step_results import StepResults
 from specbench.engine.execution.token_logprobs import TokenLogprobs
 from specbench.engine.kernels.paged_attention import paged_attention_reference
@@ -22,7 +22,11 @@ from specbench.engine.proposer_table import PROPOSERS
 from specbench.engine.scheduling.step import DECODE, FINAL_CHUNK, PARTIAL_CHUNK, SchedulerOutput
 from tests.engine.cache_entries import EntryChecker
 from tests.engine.devices import ON_GPU
-from tests.engine.execution.test_captured_steps import check_nothing_was_written_for_padding, owned_slots
+from tests.engine.execution.test_captured_steps import (
+    check_nothing_was_written_for_padding,
+    owned_slots,
+    persistent_tensors,
+)
 from tests.engine.harness import make_engine, outputs, run, token_request
 from tests.engine.oracle import Oracle
 from tests.engine.proposers.test_sharing import engine_of, recorded, sharing_requests
@@ -193,6 +197,51 @@ def test_every_way_to_sample(
             assert (one is None) == (other is None)
             assert one is None or other is None or abs(one.logprob - other.logprob) < 1e-3
     assert (replays.num_verified == 0) == is_recorded and len(replays.outputs) > 5
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("proposer", "k"), [("none", 0), ("mtp_multi", 4), ("mtp_single", 3)])
+def test_a_replay_equals_the_functions_bit_for_bit(
+    folder: Path, proposer: str, k: int, dtype: str, device: dict
+) -> None:
+    if dtype == "bfloat16" and device["device"] == "cpu":
+        pytest.skip("the kernel's reference takes fp32")
+    engine = make_engine(
+        folder, k, proposer=proposer, dtype=dtype, cuda_graphs=True, max_num_seqs=4, max_num_batched_tokens=48, **device
+    )
+    for index, prompt in enumerate(ragged_prompts(2, seed=4)):
+        engine.add_request(token_request(f"r{index}", prompt, 60), 0.0)
+    for _ in range(3):
+        engine.step()
+    engine.add_request(token_request("late", [3, 1, 4, 1, 5], 5), 0.0)
+    output = engine.scheduler.schedule()
+    engine.runner.state.apply(output)
+    captured = engine.runner.captured_steps.find_mixed(output)
+    assert captured is not None and set(output.modes) == {DECODE, FINAL_CHUNK}
+    kept, found = persistent_tensors(engine), []
+    before, n = [tensor.clone() for tensor in kept], output.num_requests
+    with torch.inference_mode():
+        for is_replayed in (True, False):
+            for tensor, old in zip(kept, before, strict=True):
+                tensor.copy_(old)
+            captured.set(output)
+            if is_replayed:
+                captured.forward()
+                captured.verify(Verification.GREEDY)
+                if k:
+                    captured.draft(output, is_drawn=False)
+                hidden = captured._forward[False].outputs.forwarded.hidden.hidden_states
+            else:
+                stages = engine.runner.stages
+                mixed = captured._forward[False]._function()
+                stages.verify_as(Verification.GREEDY, mixed.forwarded, captured.results)
+                if k:
+                    stages.draft_mixed(mixed, captured.results, is_sampled=False, features=None)
+                hidden = mixed.forwarded.hidden.hidden_states
+            num_rows = output.total_tokens
+            found.append([tensor.clone() for tensor in (*kept, hidden[:num_rows], captured.results.first(n).packed)])
+    for replayed, called in zip(*found, strict=True):
+        assert torch.equal(replayed, called)
 
 
 @pytest.mark.parametrize("method", ["standard", "block"])

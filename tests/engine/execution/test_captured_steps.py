@@ -246,7 +246,9 @@ def persistent_tensors(engine: LLMEngine) -> list[torch.Tensor]:
     """What a step changes, scratch slots and rows apart: several rows write there at once, in any order."""
     state = engine.runner.state
     streams = [stream[:-1] for pool in engine.caches.values() for layer in pool.layers for stream in layer]
-    own = [value[:-1] for value in vars(engine.runner.proposer).values() if isinstance(value, torch.Tensor)]
+    proposer = engine.runner.proposer
+    values = () if proposer is None else vars(proposer).values()
+    own = [value[:-1] for value in values if isinstance(value, torch.Tensor)]
     return [*streams, *own, state.token_pool[:-1], state.counts[:, :-1]]
 
 
