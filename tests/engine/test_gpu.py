@@ -59,16 +59,27 @@ def test_bfloat16_output_differs_from_plain_decoding_at_near_ties_only(folder: P
     assert check.status in ("identical", "near_ties"), check
 
 
-@SETTINGS
-def test_fp32_text_of_the_packaged_model_equals_the_cpus(settings: dict):
-    folder = PACKAGED_CHECKPOINT
-    lines = (folder.parent / "nano_problems" / "test.jsonl").read_text().splitlines()[:6]
+def packaged_requests() -> list[GenerateRequest]:
+    lines = (PACKAGED_CHECKPOINT.parent / "nano_problems" / "test.jsonl").read_text().splitlines()[:6]
     questions = [json.loads(line)["question"] for line in lines]
-    requests = [
+    return [
         GenerateRequest(f"r{i}", f"r{i}", SamplingParams(48), prompt=question) for i, question in enumerate(questions)
     ]
-    expected = outputs(make_engine(folder, max_model_len=512), requests)
+
+
+@SETTINGS
+def test_fp32_text_of_the_packaged_model_equals_the_cpus(settings: dict):
+    requests = packaged_requests()
+    expected = outputs(make_engine(PACKAGED_CHECKPOINT, max_model_len=512), requests)
     for k, depth in ((0, 1), (8, 0), (8, 1)):
         sizes = {"max_model_len": 512, "block_size": 16, "max_num_batched_tokens": 64}
-        engine = make_engine(folder, k, pipeline_depth=depth, **sizes, **settings)
+        engine = make_engine(PACKAGED_CHECKPOINT, k, pipeline_depth=depth, **sizes, **settings)
         assert outputs(engine, requests) == expected
+
+
+@SETTINGS
+def test_bfloat16_text_of_the_packaged_model_differs_from_plain_decoding_at_near_ties_only(settings: dict):
+    sizes = {"max_model_len": 512, "block_size": 16, "max_num_batched_tokens": 64, "pipeline_depth": 1}
+    engine = make_engine(PACKAGED_CHECKPOINT, 8, dtype="bfloat16", **sizes, **settings)
+    check = check_output(engine, list(run(engine, packaged_requests()).values()), limit=6)
+    assert check.status in ("identical", "near_ties"), check
