@@ -74,6 +74,19 @@ def test_weights_depend_on_the_name_and_keep_their_scale():
     assert norm.mean().item() == pytest.approx(1, abs=0.05)
 
 
+def test_experts_in_codes_are_drawn(folder: Path):
+    """Those of the second sparse layer; kept and dequantised they are the same model."""
+    text = INKLING["text_config"] | {"hidden_size": 128, "intermediate_size": 128}
+    quantisation = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    (folder / "config.json").write_text(json.dumps(INKLING | {"text_config": text} | quantisation))
+    kept = open_checkpoint(folder, "random", "keep").tensors
+    assert [name for name, entry in kept.items() if entry.is_kept] == [
+        f"model.llm.layers.2.mlp.experts.{name}_weight" for name in ("w13", "w2")
+    ]
+    texts = [generate(engine_config(folder, quantised_weights=way)) for way in ("keep", "dequantise")]
+    assert texts[0] == texts[1] and len(set(texts[0])) > 1
+
+
 def test_random_weights_have_another_hash_than_any_checkpoint(folder: Path):
     first = open_checkpoint(folder, "random").sha256()
     (folder / "config.json").write_text(json.dumps(INKLING | {"eos_token_id": 3}))
