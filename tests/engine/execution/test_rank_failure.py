@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,7 +18,7 @@ from torch.distributed import Store
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution import rank_processes
 from specbench.engine.execution.rank_peers import Child, LaunchedPeer, announce, leave_words
-from specbench.engine.execution.rank_processes import RankFailure, RankProcesses
+from specbench.engine.execution.rank_processes import Launched, RankFailure, RankProcesses, follow_launched
 from specbench.engine.layers.parallel import PeerLost
 from tests.engine.harness import engine_config
 
@@ -110,3 +113,60 @@ def test_words_of_a_rank_that_was_launched() -> None:
     leave_words(store, 3, "OutOfMemoryError: 20 GiB", is_echo=False)
     assert peer.has_ended()
     assert peer.last_words().text == "OutOfMemoryError: 20 GiB" and not peer.last_words().is_echo
+
+
+# ---- Ranks that something else has started
+
+
+def out_of_memory_at_once(store: Store, name: str, config: EngineConfig) -> None:
+    store.set(f"{name}/up/{config.shard.rank}", "1")
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
+
+
+@contextmanager
+def launched_beside(serve: Callable[[Store, str, EngineConfig], None]) -> Iterator[tuple[RankProcesses, int]]:
+    """Rank 0 here, and the process of rank 1."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    before = signal.getsignal(signal.SIGTERM)
+    arguments = (Launched(1, 2, 1, "127.0.0.1", port), serve)
+    process = multiprocessing.get_context("spawn").Process(target=follow_launched, args=arguments, daemon=True)
+    process.start()
+    try:
+        processes = RankProcesses(2, Launched(0, 2, 0, "127.0.0.1", port), 2.0, serve)
+        assert process.pid is not None
+        yield processes, process.pid
+        processes.close()
+        process.join(10.0)
+        assert not process.is_alive()
+    finally:
+        process.kill()
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("serve", "reason"),
+    [
+        (out_of_memory_at_once, "OutOfMemoryError: CUDA out of memory. Tried to allocate 20"),
+        (stop_while_loading, "hangs: no sign of life for 2 s"),
+    ],
+)
+def test_a_launched_rank_that_fails_is_named_and_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Callable[[Store, str, EngineConfig], None], reason: str
+) -> None:
+    monkeypatch.setattr(rank_processes, "_LEAST_SILENCE_S", 2.0)
+    with launched_beside(serve) as (processes, pid):
+        name = processes.announce_engine(engine_config(tmp_path))
+        with pytest.raises(RankFailure) as failure:
+            processes.wait_until_loaded(name)
+        assert f"rank 1 (process {pid})" in str(failure.value) and reason in str(failure.value)
+
+
+def test_sigterm_of_a_launcher_names_the_rank_that_has_gone(tmp_path: Path) -> None:
+    """torchrun ends all ranks when one has gone, within a moment."""
+    with launched_beside(hang) as (processes, pid):
+        name = processes.announce_engine(engine_config(tmp_path))
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(RankFailure, match=rf"rank 1 \(process {pid}\) has gone: killed from outside"):
+            os.kill(os.getpid(), signal.SIGTERM)
+            processes.wait_until_loaded(name)
