@@ -66,6 +66,8 @@ class MarkovProposer:
     """Draws each draft from a table of its own, given the token before it. `missing`: chance of none, by draft."""
 
     is_capturable = True
+    is_capturable_mixed = True
+    encodes_content = False
 
     def __init__(self, table: torch.Tensor, k: int, missing: float = 0.0):
         self.table, self.k, self.missing = table, k, missing
