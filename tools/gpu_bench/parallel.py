@@ -26,6 +26,7 @@ from gpu_bench.ceilings import Ceilings, measure_ceilings
 from gpu_bench.floors import kv_read, shape_bytes
 from gpu_bench.goals import PARALLEL_SPEEDUP, Verdict
 from gpu_bench.main import conclude, engine_fields
+from gpu_bench.profile import profile_batch
 from gpu_bench.shapes import expert_counts, open_shape, shape_folder
 from specbench.engine.config import EngineConfig
 from specbench.engine.engines import Engines
@@ -70,6 +71,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="tiny shapes: whether it runs")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of EngineConfig")
+    parser.add_argument("--profile", action="store_true", help="kernels and host functions of a step, too")
     parser.add_argument("-o", "--output", type=Path)
     return parser.parse_args(arguments)
 
@@ -94,7 +96,8 @@ def main(arguments: list[str] | None = None) -> int:
         verdicts: list[Verdict] = []
         rows: dict[str, list[ParallelStep]] = {}
         for shape in options.shapes:
-            rows[shape] = list(_measure_shape(settings, ceilings, shape, drafting, options.ranks, ways))
+            measured = _measure_shape(settings, ceilings, shape, drafting, options.ranks, ways, options.profile)
+            rows[shape] = list(measured)
             verdicts += [] if options.small or options.mtp else speedup_verdicts(shape, rows[shape])
     if options.output:
         options.output.write_text(json.dumps({s: [asdict(row) for row in of] for s, of in rows.items()}, indent=1))
@@ -108,7 +111,13 @@ _HEADER = (
 
 
 def _measure_shape(
-    settings: Settings, ceilings: Ceilings, shape: str, drafting: Drafting, num_ranks: int, ways: Sequence[str]
+    settings: Settings,
+    ceilings: Ceilings,
+    shape: str,
+    drafting: Drafting,
+    num_ranks: int,
+    ways: Sequence[str],
+    has_profile: bool,
 ) -> Iterator[ParallelStep]:
     """Every batch on one rank, then on several in each way; printed as they come."""
     folder = shape_folder(shape, settings.scratch if settings.is_small else None)
@@ -130,6 +139,8 @@ def _measure_shape(
                 step = ParallelStep(way, measured, floor_s, sums.get((way, batch), 0.0))
                 alone.setdefault(batch, measured.step_s)
                 _print_step(shape, step, alone[batch])
+                if has_profile:
+                    profile_batch(engine, settings, batch)
                 yield step
 
 

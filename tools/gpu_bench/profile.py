@@ -28,10 +28,11 @@ def profile_steps(bench: Bench, case: str) -> None:
     engine = bench.shelf.engine(bench.settings, bench.folder(shape), drafting)
     for batch in bench.settings.batch_sizes:
         print(f"\n-- {case} batch {batch}", flush=True)
-        _profile_batch(engine, bench.settings, batch)
+        profile_batch(engine, bench.settings, batch)
 
 
-def _profile_batch(engine: LLMEngine, settings: Settings, batch: int) -> None:
+def profile_batch(engine: LLMEngine, settings: Settings, batch: int) -> None:
+    """Steps of an engine after the prompts; of several ranks, rank 0's."""
     num_output = 4 * _NUM_STEPS + 16
     submit_batch(engine, settings, batch, num_output, seed=0)
     while engine.has_requests:

@@ -3,22 +3,22 @@
 Belongs here: finding out, allocating, mapping, letting go of who waits. Does not belong here: what is exchanged through
 it (kernels/all_reduce.py and its users), groups of processes (rank_groups.py).
 
-All ranks have it, or none. It is mapped by CUDA's handles between processes, as torch shares tensors; NVLink multicast
-is never asked for.
+All ranks have it, or none. It is mapped by CUDA's handles between processes; NVLink multicast is never asked for.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
 import socket
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import Store
 
+from specbench.engine.execution.memory_handles import Mapping, MemoryHandle, memory_handle
 from specbench.engine.kernels.inboxes import BITS, EMPTY, NUM_PLACES, Inboxes, PeerInboxes
 from specbench.engine.layers.parallel import PeerLost
 from specbench.engine.shard import Shard
@@ -30,6 +30,8 @@ _MAX_KEYS = 2048
 #: Ranks that are up answer each other within this.
 _ANSWER_S = 30.0
 _POLL_S = 0.002
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class PeerMemory:
 
     inboxes: PeerInboxes
     #: Mappings of the other ranks' memory, which last as long as they are held.
-    mappings: tuple[Any, ...]
+    mappings: tuple[Mapping, ...]
     #: What `abort` needs: a copy, unlike a kernel, waits for nothing that runs.
     abort_stream: torch.cuda.Stream
     # [1] int32, pinned: 1
@@ -70,49 +72,58 @@ def open_peer_memory(store: Store, shard: Shard, device: torch.device, kind: Row
     if reason:
         return reason
     row_bytes = NUM_PLACES * shard.size * kind.width * kind.dtype.itemsize
-    sizes = {
-        "rows": (min(_MAX_ROWS, _MAX_BYTES // row_bytes), kind.width, kind.dtype.itemsize),
-        "keys": (_MAX_KEYS, 1, torch.int64.itemsize),
-    }
-    shapes = {name: (rows, NUM_PLACES, shard.size, columns) for name, (rows, columns, _) in sizes.items()}
-    buffers = {
-        name: torch.full(shapes[name], EMPTY[itemsize], dtype=BITS[itemsize], device=device)
-        for name, (_, _, itemsize) in sizes.items()
-    }
-    torch.cuda.synchronize(device)
-    mapped: dict[str, list[Any]] = {name: [] for name in sizes}
-    error = ""
-    try:
-        handles = _gather(store, "handles", shard, {name: _handle(buffer) for name, buffer in buffers.items()})
-        for name, mappings in mapped.items():
-            mappings += [
-                buffers[name].untyped_storage() if rank == shard.rank else _open(theirs[name], device)
-                for rank, theirs in enumerate(handles)
-            ]
-    except PeerLost:
-        raise
-    except RuntimeError as failure:
-        error = f"rank {shard.rank} cannot map the others' memory ({' '.join(str(failure).split())[:200]})"
-    errors = [each for each in _gather(store, "mapped", shard, error) if each]
-    if errors:
-        return errors[0]
-    is_aborted = torch.zeros(1, dtype=torch.int32, device=device)
-    inboxes = {
-        name: Inboxes(
-            shard.rank,
-            torch.tensor([mapping.data_ptr() for mapping in mapped[name]], device=device),
-            buffers[name],
-            torch.zeros(sizes[name][0], dtype=torch.int32, device=device),
-            is_aborted,
-        )
-        for name in sizes
-    }
-    return PeerMemory(
-        PeerInboxes(**inboxes),
-        tuple(each for mappings in mapped.values() for each in mappings),
-        torch.cuda.Stream(device),
-        torch.ones(1, dtype=torch.int32).pin_memory(),
+    kinds = (
+        (min(_MAX_ROWS, _MAX_BYTES // row_bytes), kind.width, kind.dtype.itemsize),
+        (_MAX_KEYS, 1, torch.int64.itemsize),
     )
+    with torch.cuda.device(device):
+        buffers = _inbox_buffers(shard.size, kinds)
+        mappings = _map_others(store, shard, buffers[0].untyped_storage())
+        if isinstance(mappings, str):
+            return mappings
+        is_aborted = torch.zeros(1, dtype=torch.int32, device=device)
+        bases = [buffers[0].data_ptr() if each is None else each.address for each in mappings]
+        inboxes = [
+            Inboxes(
+                shard.rank,
+                torch.tensor(bases, device=device) + (buffer.data_ptr() - buffers[0].data_ptr()),
+                buffer,
+                torch.zeros(len(buffer), dtype=torch.int32, device=device),
+                is_aborted,
+            )
+            for buffer in buffers
+        ]
+        one = torch.ones(1, dtype=torch.int32).pin_memory()
+        others = tuple(each for each in mappings if each is not None)
+        return PeerMemory(PeerInboxes(*inboxes), others, torch.cuda.Stream(), one)
+
+
+def _inbox_buffers(size: int, kinds: Sequence[tuple[int, int, int]]) -> list[torch.Tensor]:
+    """[rows, NUM_PLACES, size, width] of each kind (rows, width, bytes of a number), in one piece of memory, EMPTY."""
+    counts = [rows * NUM_PLACES * size * width * itemsize for rows, width, itemsize in kinds]
+    pieces = torch.empty(sum(counts), dtype=torch.uint8, device="cuda").split(counts)
+    buffers = [
+        piece.view(BITS[itemsize]).view(rows, NUM_PLACES, size, width).fill_(EMPTY[itemsize])
+        for piece, (rows, width, itemsize) in zip(pieces, kinds, strict=True)
+    ]
+    torch.cuda.synchronize()
+    return buffers
+
+
+def _map_others(store: Store, shard: Shard, own: torch.UntypedStorage) -> list[Mapping | None] | str:
+    """Each rank's memory, this one's own left out, or why not all of them can."""
+    handle, error = _attempt(shard, lambda: asdict(memory_handle(own.data_ptr())))
+    ranks = _gather(store, "handles", shard, [handle, error])
+    mappings: list[Mapping | None] | None = None
+    if not any(error for _, error in ranks):
+        handles = [MemoryHandle(**handle) for handle, _ in ranks]
+        mappings, error = _attempt(
+            shard, lambda: [None if rank == shard.rank else Mapping(each) for rank, each in enumerate(handles)]
+        )
+    errors = [each for each in _gather(store, "mapped", shard, error) if each]
+    if errors or mappings is None:
+        return next((error for _, error in ranks if error), errors[0])
+    return mappings
 
 
 def _obstacle(store: Store, shard: Shard, device: torch.device) -> str:
@@ -140,14 +151,12 @@ def _no_access(index: int, rank: int, other: dict[str, Any]) -> str:
     return ""
 
 
-def _handle(buffer: torch.Tensor) -> str:
-    return pickle.dumps(buffer.untyped_storage()._share_cuda_()).hex()
-
-
-def _open(handle: str, device: torch.device) -> torch.UntypedStorage:
-    """Another process's memory, for kernels of this process's device rather than of the one that it lies on."""
-    _, *rest = pickle.loads(bytes.fromhex(handle))
-    return torch.UntypedStorage._new_shared_cuda(device.index, *rest)
+def _attempt(shard: Shard, work: Callable[[], T]) -> tuple[T | None, str]:
+    """What it gives, and the error in its place."""
+    try:
+        return work(), ""
+    except RuntimeError as failure:
+        return None, f"rank {shard.rank}: {failure}; memory of allocators with segments that grow cannot be mapped"
 
 
 def _gather(store: Store, name: str, shard: Shard, value: Any) -> list[Any]:
