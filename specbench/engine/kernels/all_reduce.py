@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.engine.kernels.inboxes import EMPTY, Inboxes
+from specbench.engine.kernels.inboxes import EMPTY, Inboxes, OwnIds
 from specbench.engine.kernels.overlap import launch_options
 
 #: Of a launch; a device runs at least two a multiprocessor.
@@ -46,11 +46,10 @@ def sum_add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, inboxe
     return summed, normed
 
 
-def look_up(table: Tensor, token_ids: Tensor, first_id: int, inboxes: Inboxes) -> Tensor:
-    """Rows of a table of which this rank has those from `first_id` on: table [ids, width], token_ids [T] int64 ->
-    [T, width]."""
+def look_up(table: Tensor, token_ids: Tensor, own_ids: OwnIds) -> Tensor:
+    """Rows of a table of which this rank has some: table [ids, width], token_ids [T] int64 -> [T, width]."""
     rows = torch.empty(len(token_ids), table.shape[1], dtype=table.dtype, device=table.device)
-    _launch(table, token_ids, None, None, rows, rows, 0.0, inboxes, first_id)
+    _launch(table, token_ids, None, None, rows, rows, 0.0, own_ids.inboxes, own_ids.first)
     return rows
 
 
@@ -155,6 +154,29 @@ def receive(source, is_expected, is_aborted, EMPTY: tl.constexpr):
     return bits
 
 
+@triton.jit
+def sum_over_ranks(
+    own, addresses, inbox, counts, is_aborted, row, column, is_column,
+    CAPACITY: tl.constexpr, RANK: tl.constexpr, SIZE: tl.constexpr, EMPTY: tl.constexpr,
+):  # fmt: skip
+    """The sum of all ranks' values of one row, fp32: every rank's program of this row calls it at the same time."""
+    count = tl.load(counts + row)
+    bits = bits_of(own, inbox, EMPTY)
+    place = (row * 2 + count % 2) * (SIZE * CAPACITY)
+    for peer in tl.static_range(SIZE):
+        if peer != RANK:
+            send(bits, addresses, inbox, place + RANK * CAPACITY + column, is_column, peer)
+    total = tl.zeros(own.shape, tl.float32)
+    for rank in tl.static_range(SIZE):
+        if rank == RANK:
+            total += bits.to(own.dtype, bitcast=True).to(tl.float32)
+        else:
+            received = receive(inbox + place + rank * CAPACITY + column, is_column, is_aborted, EMPTY)
+            total += received.to(own.dtype, bitcast=True).to(tl.float32)
+    tl.store(counts + row, count + 1)
+    return total
+
+
 @triton.jit(do_not_specialize=("first_id", "num_ids", "num_rows"), do_not_specialize_on_alignment=("token_ids",))
 def _sum_rows(
     x, token_ids, residual, weight, summed, normed, addresses, inbox, counts, is_aborted,
@@ -181,31 +203,20 @@ def _sum_rows(
         tl.extra.cuda.gdc_wait()
     for one_row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
         row = tl.full([], 0, tl.int64) + one_row
-        count = tl.load(counts + row)
+        start = row * WIDTH
         source_row = row
         is_here = is_column
         if LOOKS_UP:
             source_row = tl.load(token_ids + row) - first_id
             is_here = is_column & (source_row >= 0) & (source_row < num_ids)
         own = tl.load(x + source_row * WIDTH + column, mask=is_here, other=0.0)
-        bits = bits_of(own, inbox, EMPTY)
-        place = (row * 2 + count % 2) * (SIZE * CAPACITY)
-        for peer in tl.static_range(SIZE):
-            if peer != RANK:
-                send(bits, addresses, inbox, place + RANK * CAPACITY + column, is_column, peer)
-        start = row * WIDTH
-        # What does not come from others is asked for while they are waited for.
+        # What does not come from others is asked for before they are waited for.
         before = tl.zeros([BLOCK], own.dtype)
         if HAS_RESIDUAL:
             before = tl.load(residual + start + column, mask=is_column, other=0.0)
-        total = tl.zeros([BLOCK], tl.float32)
-        for rank in tl.static_range(SIZE):
-            if rank == RANK:
-                total += bits.to(own.dtype, bitcast=True).to(tl.float32)
-            else:
-                received = receive(inbox + place + rank * CAPACITY + column, is_column, is_aborted, EMPTY)
-                total += received.to(own.dtype, bitcast=True).to(tl.float32)
-        tl.store(counts + row, count + 1)
+        total = sum_over_ranks(
+            own, addresses, inbox, counts, is_aborted, row, column, is_column, CAPACITY, RANK, SIZE, EMPTY
+        )
         values = total.to(own.dtype)
         if HAS_RESIDUAL:
             values = (before.to(tl.float32) + values.to(tl.float32)).to(own.dtype)

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.engine.kernels.all_reduce import num_programs, sum_over_ranks
+from specbench.engine.kernels.inboxes import EMPTY, OwnIds
 from specbench.engine.kernels.norm import rms_norm_reference
 from specbench.engine.kernels.overlap import launch_options
 from specbench.engine.kernels.sampling import best_of_bests
@@ -155,7 +157,7 @@ def _draft_hiddens(
 class InputNorms:
     """What a module norms its two inputs by."""
 
-    # [vocab, hidden]: the token table
+    # [vocab, hidden]: the token table, or this rank's rows of it
     table: Tensor
     # [hidden]: of the embedding before the module sees it; None: it is not normed
     embed_weight: Tensor | None
@@ -163,6 +165,8 @@ class InputNorms:
     # [2, hidden]: of the previous hidden, and of the embedding
     weight: Tensor
     eps: float
+    #: None where the table is whole.
+    own_ids: OwnIds | None = None
 
 
 def module_inputs(tokens: PoolTokens, hidden: Tensor, norms: InputNorms) -> Tensor:
@@ -178,15 +182,22 @@ def module_inputs(tokens: PoolTokens, hidden: Tensor, norms: InputNorms) -> Tens
     num_chunks = 1 if draft is None else draft.bests.values.shape[1]
     assert hidden.is_contiguous() and norms.table.is_contiguous() and norms.weight.is_contiguous()
     assert tokens.token_pool.is_contiguous() and tokens.positions.is_contiguous() and tokens.rows.is_contiguous()
-    _module_inputs[(num_rows,)](
-        tokens.token_pool, tokens.rows, tokens.request_of_row, tokens.positions, hidden, norms.table,
+    own_ids, table = norms.own_ids, norms.table
+    assert own_ids is None or own_ids.inboxes.takes(num_rows, size, hidden.element_size())
+    inboxes = None if own_ids is None else own_ids.inboxes
+    _module_inputs[(num_rows,) if inboxes is None else num_programs(num_rows)](
+        tokens.token_pool, tokens.rows, tokens.request_of_row, tokens.positions, hidden, table,
         norms.weight if norms.embed_weight is None else norms.embed_weight, norms.weight, inputs,
         *((hidden, hidden, tokens.rows) if draft is None else (draft.bests.values, draft.bests.places, draft.columns)),
+        *((table,) * 4 if inboxes is None else (inboxes.addresses, inboxes.own, inboxes.counts, inboxes.is_aborted)),
+        0 if own_ids is None else own_ids.first, len(table), num_rows,
         tokens.token_pool.shape[1], tokens.lookahead, 0 if draft is None else draft.index, norms.embed_eps, norms.eps,
         HIDDEN=size, BLOCK=block, HAS_EMBED_NORM=norms.embed_weight is not None,
         NUM_IDS=0 if draft is None else draft.num_ids, NUM_CHUNKS=num_chunks,
-        BLOCK_CHUNKS=triton.next_power_of_2(num_chunks), **launch_options(hidden.device),
-        num_warps=min(max(block // 512, 1), 16),
+        BLOCK_CHUNKS=triton.next_power_of_2(num_chunks),
+        CAPACITY=0 if inboxes is None else inboxes.own.shape[3], RANK=0 if inboxes is None else inboxes.rank,
+        SIZE=1 if inboxes is None else inboxes.size, EMPTY=EMPTY[hidden.element_size()],
+        **launch_options(hidden.device), num_warps=min(max(block // 512, 1), 16),
     )  # fmt: skip
     return inputs
 
@@ -209,33 +220,41 @@ def _normed(values, weight, column, is_column, eps, HIDDEN: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=("width", "lookahead", "index"),
+    do_not_specialize=("first_id", "num_ids", "num_rows", "width", "lookahead", "index"),
     do_not_specialize_on_alignment=("token_pool", "rows", "request_of_row", "positions", "columns"),
 )
 def _module_inputs(
     token_pool, rows, request_of_row, positions, hidden, table, embed_weight, weight, inputs, values, places, columns,
-    width, lookahead, index, embed_eps, eps,
+    addresses, inbox, counts, is_aborted, first_id, num_ids, num_rows, width, lookahead, index, embed_eps, eps,
     HIDDEN: tl.constexpr, BLOCK: tl.constexpr, HAS_EMBED_NORM: tl.constexpr, NUM_IDS: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr, BLOCK_CHUNKS: tl.constexpr, MAY_OVERLAP: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr, BLOCK_CHUNKS: tl.constexpr, CAPACITY: tl.constexpr, RANK: tl.constexpr,
+    SIZE: tl.constexpr, EMPTY: tl.constexpr, MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     is_column = column < HIDDEN
-    request = tl.load(request_of_row + row)
-    own_column = tl.load(positions + row) + lookahead
-    place = token_pool + tl.load(rows + request) * width + own_column
-    token = tl.load(place)
-    if NUM_IDS > 0:  # noqa: SIM102
-        if own_column == tl.load(columns + request) + index:
-            token = best_of_bests(values, places, request, NUM_IDS, NUM_CHUNKS, BLOCK_CHUNKS)
-            tl.store(place, token)
-    embed = tl.load(table + tl.maximum(token, 0) * HIDDEN + column, mask=is_column, other=0.0)
-    before = tl.load(hidden + row * HIDDEN + column, mask=is_column, other=0.0)
-    own = inputs + row * (2 * HIDDEN) + column
-    tl.store(own, _normed(before, weight, column, is_column, eps, HIDDEN), mask=is_column)
-    if HAS_EMBED_NORM:
-        embed = _normed(embed, embed_weight, column, is_column, embed_eps, HIDDEN)
-    tl.store(own + HIDDEN, _normed(embed, weight + HIDDEN, column, is_column, eps, HIDDEN), mask=is_column)
+    for one_row in range(tl.program_id(0), num_rows, tl.num_programs(0)):
+        row = tl.full([], 0, tl.int64) + one_row
+        request = tl.load(request_of_row + row)
+        own_column = tl.load(positions + row) + lookahead
+        place = token_pool + tl.load(rows + request) * width + own_column
+        token = tl.load(place)
+        if NUM_IDS > 0:  # noqa: SIM102
+            if own_column == tl.load(columns + request) + index:
+                token = best_of_bests(values, places, request, NUM_IDS, NUM_CHUNKS, BLOCK_CHUNKS)
+                tl.store(place, token)
+        source = tl.maximum(token, 0) - first_id
+        is_here = is_column & (source >= 0) & (source < num_ids)
+        embed = tl.load(table + source * HIDDEN + column, mask=is_here, other=0.0)
+        before = tl.load(hidden + row * HIDDEN + column, mask=is_column, other=0.0)
+        if SIZE > 1:
+            embed = sum_over_ranks(
+                embed, addresses, inbox, counts, is_aborted, row, column, is_column, CAPACITY, RANK, SIZE, EMPTY
+            ).to(before.dtype)
+        own = inputs + row * (2 * HIDDEN) + column
+        tl.store(own, _normed(before, weight, column, is_column, eps, HIDDEN), mask=is_column)
+        if HAS_EMBED_NORM:
+            embed = _normed(embed, embed_weight, column, is_column, embed_eps, HIDDEN)
+        tl.store(own + HIDDEN, _normed(embed, weight + HIDDEN, column, is_column, eps, HIDDEN), mask=is_column)

@@ -51,3 +51,11 @@ class PeerInboxes:
     rows: Inboxes
     #: One int64 a row.
     keys: Inboxes
+
+
+@dataclass(frozen=True, slots=True)
+class OwnIds:
+    """Of a token table that ranks share: the id of this rank's first row, and where others' rows come."""
+
+    first: int
+    inboxes: Inboxes

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import AllreduceOptions, ReduceOp, ReduceScatterOptions
 
-from specbench.engine.kernels.inboxes import Inboxes, PeerInboxes
+from specbench.engine.kernels.inboxes import Inboxes, OwnIds, PeerInboxes
 from specbench.engine.layers.norm import RMSNorm
 from specbench.engine.shard import WHOLE, Shard
 
@@ -146,13 +146,19 @@ class Vocabulary:
         """Whether this rank has all of it."""
         return self.parallel.size == 1
 
+    def own_ids(self, num_rows: int, table: Tensor) -> OwnIds | None:
+        """How kernels look up rows of the split table, so many at once; None where the table is whole, or they
+        cannot."""
+        inboxes = self.parallel.row_inboxes(num_rows, table)
+        return None if inboxes is None else OwnIds(self.start, inboxes)
+
     def look_up(self, table: Tensor, token_ids: Tensor) -> Tensor:
         """Rows of the split table: [T] -> [T, hidden]. table: [stop - start, hidden]."""
-        inboxes = self.parallel.row_inboxes(len(token_ids), table)
-        if inboxes is not None:
+        own_ids = self.own_ids(len(token_ids), table)
+        if own_ids is not None:
             from specbench.engine.kernels.all_reduce import look_up
 
-            return look_up(table, token_ids, self.start, inboxes)
+            return look_up(table, token_ids, own_ids)
         rows = token_ids - self.start
         is_here = (rows >= 0) & (rows < len(table))
         rows = rows.clamp(0, len(table) - 1)

@@ -287,12 +287,13 @@ class InklingModel:
         assert self._image_tower is not None
         return self._image_tower(rows.to(self.dtype))
 
-    def input_norms(self, module_norm: RMSNorm) -> InputNorms:
-        """How a module with such norms of the previous hidden and the embedding takes tokens."""
+    def input_norms(self, module_norm: RMSNorm, num_rows: int) -> InputNorms:
+        """How a module with such norms of the previous hidden and the embedding takes tokens of so many rows."""
         from specbench.engine.kernels.draft_inputs import InputNorms
 
-        of_embed = self._embed_norm
-        return InputNorms(self._embedding.weight, of_embed.weight, of_embed.eps, module_norm.weight, module_norm.eps)
+        of_embed, table = self._embed_norm, self._embedding.weight
+        own_ids = self.vocabulary.own_ids(num_rows, table)
+        return InputNorms(table, of_embed.weight, of_embed.eps, module_norm.weight, module_norm.eps, own_ids)
 
     def final_norm(self, residual: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
@@ -373,7 +374,7 @@ class InklingModule:
         """The same in one launch, from the token pool."""
         from specbench.engine.kernels.draft_inputs import module_inputs
 
-        return module_inputs(tokens, hidden, target.input_norms(self._input_norm))
+        return module_inputs(tokens, hidden, target.input_norms(self._input_norm, len(hidden)))
 
     def __call__(
         self,
@@ -441,12 +442,14 @@ class InklingMTPModules:
 
         inputs = self._modules[module].inputs_of_tokens(self._target, tokens, hidden)
         picked = None
-        if last_rows is not None:
+        if last_rows is not None and self._target.parallel.size == 1:
             picked = PickedRows(last_rows, hidden.new_empty(len(last_rows), hidden.shape[1]))
         output = self._modules[module](
             inputs, metadata, self.attention.start(metadata), caches, self._chain_norm, picked
         )
-        return output, output if picked is None else picked.output
+        if picked is not None:
+            return output, picked.output
+        return output, output if last_rows is None else output[last_rows]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab_size] fp32, by the target's head."""

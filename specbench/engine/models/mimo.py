@@ -44,12 +44,13 @@ class MiMoModule:
         """[T, hidden] each -> [T, 2 * hidden]."""
         return self._input_norm(torch.stack((hidden, token_embeds), 1)).flatten(1)
 
-    def inputs_of_tokens(self, table: Tensor, tokens: PoolTokens, hidden: Tensor) -> Tensor:
+    def inputs_of_tokens(self, target: DecoderModel, tokens: PoolTokens, hidden: Tensor) -> Tensor:
         """The same in one launch, from the token pool."""
         from specbench.engine.kernels.draft_inputs import InputNorms, module_inputs
 
-        norm = self._input_norm
-        return module_inputs(tokens, hidden, InputNorms(table, None, 0.0, norm.weight, norm.eps))
+        norm, table = self._input_norm, target.token_table
+        own_ids = target.vocabulary.own_ids(len(hidden), table)
+        return module_inputs(tokens, hidden, InputNorms(table, None, 0.0, norm.weight, norm.eps, own_ids))
 
     def __call__(self, inputs: Tensor, metadata: AttentionMetadata, caches: Caches) -> Tensor:
         # inputs: [T, 2 * hidden]
@@ -95,7 +96,7 @@ class MiMoModules:
         last_rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The same from the token pool, in fewer launches, and the hiddens at one row of each request."""
-        inputs = self._modules[module].inputs_of_tokens(self._target.token_table, tokens, hidden)
+        inputs = self._modules[module].inputs_of_tokens(self._target, tokens, hidden)
         output = self._modules[module](inputs, metadata, caches)
         return output, output if last_rows is None else output[last_rows]
 

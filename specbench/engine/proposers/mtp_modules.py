@@ -57,7 +57,7 @@ class DraftModules:
         Row p takes the token at p + lookahead of its request's pool: committed tokens, then drafts; where that is a
         placeholder of audio or an image, its feature.
         """
-        if self._takes_tokens(batch, metadata):
+        if self._takes_tokens(batch, metadata, hidden):
             tokens = PoolTokens(batch.token_pool, batch.rows, request_of_row, metadata.positions, lookahead, draft)
             return self.modules.forward_module_on_tokens(module, tokens, hidden, metadata, batch.caches, last_rows)
         assert draft is None
@@ -68,9 +68,11 @@ class DraftModules:
         output = self.modules.forward_module(module, embeds, hidden, metadata, batch.caches)
         return output, output if last_rows is None else output[last_rows]
 
-    def _takes_tokens(self, batch: DraftBatch, metadata: AttentionMetadata) -> bool:
+    def _takes_tokens(self, batch: DraftBatch, metadata: AttentionMetadata, hidden: Tensor) -> bool:
         """Whether a module reads the pool by itself, in steps that are all alike."""
-        is_plain = batch.features is None and not self._is_raw and self.modules.vocabulary.is_whole
+        vocabulary = self.modules.vocabulary
+        has_table = vocabulary.is_whole or vocabulary.own_ids(len(hidden), hidden) is not None
+        is_plain = batch.features is None and not self._is_raw and has_table
         is_uniform = metadata.paged.step_rows.is_uniform(metadata.num_tokens)
         return is_plain and is_uniform and fusion.is_fused(batch.token_pool)
 
@@ -82,7 +84,8 @@ class DraftModules:
         self, index: int, batch: DraftBatch, metadata: AttentionMetadata, hidden: Tensor
     ) -> OpenDraft | None:
         """The same, but for what the next module's pass does by the way, or `close_draft`. None: there is nothing."""
-        if batch.sampling is not None or not self._takes_tokens(batch, metadata):
+        is_whole = self.modules.vocabulary.is_whole
+        if batch.sampling is not None or not is_whole or not self._takes_tokens(batch, metadata, hidden):
             self.draft(index, batch, hidden)
             return None
         from specbench.engine.kernels.drafts import open_draft

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,17 +22,19 @@ from specbench.engine.kernels.all_reduce import (
     sum_reference,
     sum_rows,
 )
-from specbench.engine.kernels.inboxes import BITS, EMPTY, NUM_PLACES, Inboxes, PeerInboxes
+from specbench.engine.kernels.draft_inputs import InputNorms, module_inputs
+from specbench.engine.kernels.inboxes import BITS, EMPTY, NUM_PLACES, Inboxes, OwnIds, PeerInboxes
 from specbench.engine.kernels.sampling import NoiseRows, best_ids
 from specbench.engine.kernels.short_conv import CachedConv, conv_add_norm
 from specbench.engine.kernels.split_conv import split_conv_add_norm, sum_own_channels
 from specbench.engine.kernels.split_sampling import best_ids_over_ranks, best_keys, ids_of_keys
+from specbench.engine.kernels.step_rows import PoolTokens
 from specbench.engine.shard import Shard
 from tests.engine.kernels.test_fused_layers import KERNEL, ROWS
 
 WIDTH, MAX_ROWS, EPS = 24, 12, 1e-6
 #: Enough for every place to be used again.
-NUM_ROUNDS = 5
+NUM_ROUNDS = 3
 #: Ranks that wait for each other for good have not ended by then.
 LONG_S = 60.0
 
@@ -86,7 +89,20 @@ class Rank:
         table = self.randn(self.size * share, WIDTH)
         ids = torch.randint(0, len(table), (num_rows,), generator=self.generator).to(self.device)
         own = table[self.rank * share : (self.rank + 1) * share].contiguous()
-        assert torch.equal(look_up(own, ids, self.rank * share, self.inboxes.rows), table[ids])
+        assert torch.equal(look_up(own, ids, OwnIds(self.rank * share, self.inboxes.rows)), table[ids])
+
+    def check_module_inputs(self, has_embed_norm: bool) -> None:
+        share, lookahead = 7, 2
+        num_ids, num_rows = self.size * share, 11
+        pool = torch.randint(-1, num_ids, (4, 30), generator=self.generator).to(self.device)
+        request_of_row, positions = torch.randint(0, 3, (2, num_rows), generator=self.generator).to(self.device)
+        tokens = PoolTokens(pool, torch.tensor([3, 0, 1]).to(self.device), request_of_row, positions, lookahead)
+        hidden, table = self.randn(num_rows, WIDTH), self.randn(num_ids, WIDTH)
+        embed_weight = self.randn(WIDTH) if has_embed_norm else None
+        whole = InputNorms(table, embed_weight, 1e-5, self.randn(2, WIDTH), EPS)
+        own = table[self.rank * share : (self.rank + 1) * share].contiguous()
+        split = replace(whole, table=own, own_ids=OwnIds(self.rank * share, self.inboxes.rows))
+        assert torch.equal(module_inputs(tokens, hidden, split), module_inputs(tokens, hidden, whole))
 
     def check_conv(self, name: str, has_norm: bool) -> None:
         torch.manual_seed(2)
@@ -131,6 +147,7 @@ class Rank:
         for round_number in range(NUM_ROUNDS):
             self.check_sums(1 + round_number % 3)
             self.check_look_up(1 + round_number % 2)
+            self.check_module_inputs(has_embed_norm=round_number % 2 == 0)
             name = list(ROWS)[round_number % len(ROWS)]
             self.check_conv(name, has_norm=round_number % 2 == 0)
             self.check_argmax(3, has_noise=round_number % 2 == 1)
