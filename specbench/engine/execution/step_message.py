@@ -4,6 +4,9 @@ Belongs here: the layout, both ways. Does not belong here: how it travels (rank_
 
 A step of decoding is the buffer alone. What a step may have any amount of (prompts of admitted requests, many blocks at
 once, audio) follows it in a second message, whose size the buffer says.
+
+That one is pickled: sampling parameters have lists of any length, and a prompt of 1,024 tokens takes 20 µs to pack and
+25 to unpack, of the many milliseconds that its step takes.
 """
 
 from __future__ import annotations
