@@ -4,16 +4,17 @@ Belongs here: the exchange between kernels that run on several devices at once, 
 table. Does not belong here: how memory is mapped (execution/peer_memory.py), when this is used (layers/parallel.py),
 other kernels that exchange something (sampling.py, split_conv.py).
 
-Every rank has an inbox with a place for each row and each other rank, twice. A row's program writes its own part into
-all other inboxes, waits until its own inbox has the others', and adds them up in the order of ranks: in fp32, rounded
-once, so that all ranks hold the same bits. A place that nothing has arrived at holds a mark that is no number's (minus
-zero; what is sent has plus zero instead), so that the values themselves say that they are there, and no flag has to
-wait for them. Whoever has read a place puts the mark back.
+Every rank has an inbox with places for each row and each other rank, taken in turn. A row's program writes its own part
+into all other inboxes, waits until its own inbox has the others', and adds them up in the order of ranks: in fp32,
+rounded once, so that all ranks hold the same bits. A place that nothing has arrived at holds a mark that is no number's
+(minus zero; what is sent has plus zero instead), so that the values themselves say that they are there, and no flag has
+to wait for them. Whoever has read a place puts the mark back.
 
-Two places are enough: a rank that sends for the second time since has received the others' parts in between, which they
-sent after their own program before had ended, marks included. So programs follow one another without a barrier, in a
-graph too. Every rank must make the same calls in the same order. A row's program waits for none but the same row's, and
-no launch has more programs than a device runs at once: each has several rows, one after the other.
+A kernel may exchange a row twice, and there are twice as many places: a rank that comes to the same place again has
+ended a kernel in between, for which it needed the others' parts, which they sent after their kernel before had ended,
+marks included. So kernels follow one another without a barrier, in a graph too. Every rank must make the same calls in
+the same order. A row's program waits for none but the same row's, and no launch has more programs than a device runs at
+once: each has several rows, one after the other.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
@@ -25,9 +26,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.engine.kernels.inboxes import EMPTY, Inboxes, OwnIds
+from specbench.engine.kernels.inboxes import EMPTY, NUM_PLACES, Inboxes, OwnIds
 from specbench.engine.kernels.overlap import launch_options
 
+_NUM_PLACES = tl.constexpr(NUM_PLACES)
 #: Of a launch; a device runs at least two a multiprocessor.
 _MAX_PROGRAMS = 256
 
@@ -124,6 +126,12 @@ def num_warps(block: int) -> int:
 
 
 @triton.jit
+def place_of(row, count, SIZE: tl.constexpr, CAPACITY: tl.constexpr):
+    """Where a row's next exchange is, from an inbox's start."""
+    return (row * _NUM_PLACES + count % _NUM_PLACES) * (SIZE * CAPACITY)
+
+
+@triton.jit
 def bits_of(values, inbox, EMPTY: tl.constexpr):
     """What is sent of numbers: their bits, of which none is the mark."""
     bits = values.to(inbox.dtype.element_ty, bitcast=True)
@@ -162,7 +170,7 @@ def sum_over_ranks(
     """The sum of all ranks' values of one row, fp32: every rank's program of this row calls it at the same time."""
     count = tl.load(counts + row)
     bits = bits_of(own, inbox, EMPTY)
-    place = (row * 2 + count % 2) * (SIZE * CAPACITY)
+    place = place_of(row, count, SIZE, CAPACITY)
     for peer in tl.static_range(SIZE):
         if peer != RANK:
             send(bits, addresses, inbox, place + RANK * CAPACITY + column, is_column, peer)

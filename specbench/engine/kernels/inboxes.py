@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 #: Places of a row and a sender.
-NUM_PLACES = 2
+NUM_PLACES = 4
 #: What an inbox holds, by the size of what is sent: bits, and those of a place at which nothing has arrived.
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 EMPTY = {size: -(1 << (8 * size - 1)) for size in BITS}

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.engine.kernels.all_reduce import num_programs, receive, send
+from specbench.engine.kernels.all_reduce import num_programs, place_of, receive, send
 from specbench.engine.kernels.inboxes import EMPTY, Inboxes
 from specbench.engine.kernels.overlap import launch_options
 from specbench.engine.kernels.sampling import NoiseRows, best_of_chunks
@@ -119,7 +119,7 @@ def _largest_of_ranks(
 ):
     """The largest of all ranks' keys of a row."""
     count = tl.load(counts + row)
-    place = (row * 2 + count % 2) * SIZE
+    place = place_of(row, count, SIZE, 1)
     one = tl.arange(0, 1)
     is_one = one < 1
     for peer in tl.static_range(SIZE):

@@ -71,9 +71,10 @@ class ShortConv:
     ) -> tuple[Tensor, Tensor]:
         """The same where ranks share the channels: of the sum over ranks of x, each convolving its own. On GPUs."""
         from specbench.engine.kernels.short_conv import CachedConv
-        from specbench.engine.kernels.split_conv import split_conv_add_norm, sum_own_channels
+        from specbench.engine.kernels.split_conv import can_sum, split_conv_add_norm, sum_own_channels
 
         conv = CachedConv(self.taps, cache, metadata.slot_mapping[group], metadata.tap_slots[group])
         weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
-        own, rows = sum_own_channels(x, inboxes), metadata.paged.step_rows
+        rows = metadata.paged.step_rows
+        own = x if can_sum(rows, len(x)) else sum_own_channels(x, inboxes)
         return split_conv_add_norm(own, residual, conv, rows, weight, eps, inboxes)
