@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.engine.kernels.few_rows import load_sum, num_sums
 from specbench.engine.kernels.inboxes import EMPTY, NUM_PLACES, Inboxes, OwnIds
 from specbench.engine.kernels.overlap import launch_options
 
@@ -42,8 +43,9 @@ def sum_rows(x: Tensor, inboxes: Inboxes) -> Tensor:
 
 
 def sum_add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, inboxes: Inboxes) -> tuple[Tensor, Tensor]:
-    """residual + the sum over ranks of x, both rounded to their type, and the RMSNorm of that; all [T, width]."""
-    summed, normed = torch.empty_like(x), torch.empty_like(x)
+    """residual + the sum over ranks of x, both rounded to the residual's type, and the RMSNorm of that; all [T, width],
+    x also fp32 [splits, T, width], whose sum over splits is rounded before it is sent."""
+    summed, normed = torch.empty_like(residual), torch.empty_like(residual)
     _launch(x, None, residual, weight, summed, normed, eps, inboxes)
     return summed, normed
 
@@ -83,7 +85,7 @@ def _launch(
     first_id: int = 0,
 ) -> None:
     num_rows, width = summed.shape
-    assert inboxes.takes(num_rows, width, x.element_size())
+    assert inboxes.takes(num_rows, width, summed.element_size())
     assert x.is_contiguous() and (residual is None or residual.is_contiguous())
     block = triton.next_power_of_2(width)
     _sum_rows[num_programs(num_rows)](
@@ -100,13 +102,15 @@ def _launch(
         first_id,
         len(x),
         num_rows,
+        summed.numel(),
         eps,
         WIDTH=width,
         CAPACITY=inboxes.own.shape[3],
         BLOCK=block,
         RANK=inboxes.rank,
         SIZE=inboxes.size,
-        EMPTY=EMPTY[x.element_size()],
+        EMPTY=EMPTY[summed.element_size()],
+        SPLITS=num_sums(x),
         LOOKS_UP=token_ids is not None,
         HAS_RESIDUAL=residual is not None,
         HAS_NORM=weight is not None,
@@ -188,13 +192,14 @@ def sum_over_ranks(
 @triton.jit(do_not_specialize=("first_id", "num_ids", "num_rows"), do_not_specialize_on_alignment=("token_ids",))
 def _sum_rows(
     x, token_ids, residual, weight, summed, normed, addresses, inbox, counts, is_aborted,
-    first_id, num_ids, num_rows, eps,
+    first_id, num_ids, num_rows, split_stride, eps,
     WIDTH: tl.constexpr,
     CAPACITY: tl.constexpr,
     BLOCK: tl.constexpr,
     RANK: tl.constexpr,
     SIZE: tl.constexpr,
     EMPTY: tl.constexpr,
+    SPLITS: tl.constexpr,
     LOOKS_UP: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     HAS_NORM: tl.constexpr,
@@ -217,7 +222,7 @@ def _sum_rows(
         if LOOKS_UP:
             source_row = tl.load(token_ids + row) - first_id
             is_here = is_column & (source_row >= 0) & (source_row < num_ids)
-        own = tl.load(x + source_row * WIDTH + column, mask=is_here, other=0.0)
+        own = load_sum(x + source_row * WIDTH + column, is_here, split_stride, SPLITS).to(summed.dtype.element_ty)
         # What does not come from others is asked for before they are waited for.
         before = tl.zeros([BLOCK], own.dtype)
         if HAS_RESIDUAL:

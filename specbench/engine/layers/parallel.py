@@ -46,6 +46,11 @@ class TensorParallel:
         self._groups = groups
         self._inboxes = inboxes
 
+    @property
+    def takes_partial_sums(self) -> bool:
+        """Whether `add_norm` adds up partial sums as it goes."""
+        return not self._groups or self._inboxes is not None
+
     def row_inboxes(self, num_rows: int, like: Tensor) -> Inboxes | None:
         """Those for `num_rows` rows of hidden states as wide as rows of `like`, where they fit."""
         if self._inboxes is None:
@@ -69,10 +74,13 @@ class TensorParallel:
         return x
 
     def add_norm(self, norm: RMSNorm, x: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-        """x + the sum over ranks of `part`, and its norm; [T, hidden] each."""
-        inboxes = self.row_inboxes(len(part), part)
+        """x + the sum over ranks of `part`, and its norm; [T, hidden] each, the part also as partial sums of Linear."""
+        if not self._groups:
+            return norm.of_sum(x, part)
+        inboxes = self.row_inboxes(len(x), x)
         if inboxes is None:
-            return norm.of_sum(x, self.all_reduce(part))
+            whole = part if part.dim() == x.dim() else part.sum(0).to(x.dtype)
+            return norm.of_sum(x, self.all_reduce(whole))
         from specbench.engine.kernels.all_reduce import sum_add_norm
 
         return sum_add_norm(part.contiguous(), x, norm.weight, norm.eps, inboxes)

@@ -69,7 +69,7 @@ class DecoderLayer:
                 ),
                 make_linear(
                     *_read_reduced(weights, prefix + "mlp.down_proj", config.has_mlp_bias),
-                    may_split=weights.parallel.size == 1,
+                    may_split=weights.parallel.takes_partial_sums,
                 ),
             )
         else:
@@ -133,7 +133,7 @@ def _read_attention(
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         input_projection=make_linear(inputs, input_bias),
-        output_projection=make_linear(outputs, output_bias, may_split=weights.parallel.size == 1),
+        output_projection=make_linear(outputs, output_bias, may_split=weights.parallel.takes_partial_sums),
         head_norm=head_norm,
         window=group.window,
         kv_group=group.name,
