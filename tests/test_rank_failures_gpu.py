@@ -73,11 +73,15 @@ def test_ranks_that_torchrun_started(folder: Path) -> None:
 
 @pytest.mark.parametrize("sums", ["one_shot", "nccl"])
 @pytest.mark.parametrize(
-    ("sent", "reason"), [(signal.SIGKILL, "SIGKILL"), (signal.SIGSTOP, "no answer within 8 s from rank 1")], ids=str
+    ("sent", "timeout_s", "reason"),
+    [(signal.SIGKILL, 60, "SIGKILL"), (signal.SIGSTOP, 8, "no answer within 8 s from rank 1")],
+    ids=["killed", "stopped"],
 )
-def test_the_other_rank_waits_no_longer(folder: Path, sums: str, sent: signal.Signals, reason: str) -> None:
+def test_the_other_rank_waits_no_longer(
+    folder: Path, sums: str, sent: signal.Signals, timeout_s: int, reason: str
+) -> None:
     output = f"{sums} {sent.name}"
-    run = Run(folder, *arguments(folder, output, f"parallel.all_reduce={sums}", "parallel.timeout_s=8"))
+    run = Run(folder, *arguments(folder, output, f"parallel.all_reduce={sums}", f"parallel.timeout_s={timeout_s}"))
     pid = run.wait_for_rank()
     wait_for(lambda: [True] * (num_finished(folder, output) >= 3), run.process)
     os.kill(pid, sent)

@@ -29,6 +29,7 @@ from tools.gpu_bench.ceilings import Ceilings
 from tools.gpu_bench.floors import kv_read, shape_bytes
 from tools.gpu_bench.goals import Verdict
 from tools.gpu_bench.main import conclude, engine_fields, main, split_by_section
+from tools.gpu_bench.parallel import ParallelStep, speedup_verdicts
 from tools.gpu_bench.peers import is_installed, peer_step_s, transformers_peer
 from tools.gpu_bench.prefill import step_kinds
 from tools.gpu_bench.recording import BLOCK_STEPS, Blocks, Shares
@@ -239,3 +240,15 @@ def test_steps_that_lengthen_cost_both_kinds_of_blocks_alike():
     assert (real.low, real.median, real.high) == pytest.approx((0.01, 0.01, 0.01), abs=1e-9)
     assert (null.low, null.median, null.high) == pytest.approx((0, 0, 0), abs=1e-9)
     assert max(differences[True]) > 0.004
+
+
+def test_speed_ups_that_have_a_goal():
+    def step(way: str, batch: int, step_s: float) -> ParallelStep:
+        unknown = {"interval_s": None, "target_s": None, "verify_s": None, "draft_s": None}
+        time = StepTime(batch, step_s, spread=0, token_per_s=1, prefill_s=1, schedule_s=0, drafts_a_step=0, **unknown)
+        return ParallelStep(way, time, 1e-3, None)
+
+    steps = [step("1", 16, 3.3e-3), step("1", 1, 1e-3), step("one_shot", 16, 2e-3), step("one_shot", 1, 1e-3)]
+    (verdict,) = speedup_verdicts("qwen3_8b", steps)
+    assert verdict.measured == pytest.approx(1.65) and verdict.is_met
+    assert not speedup_verdicts("inkling_8b", steps)

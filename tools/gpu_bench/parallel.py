@@ -21,13 +21,6 @@ from typing import Any
 import torch
 from torch.distributed import Store
 
-from gpu_bench.cases import Drafting, Settings, StepTime, engine_config, measure_step, run_batch
-from gpu_bench.ceilings import Ceilings, measure_ceilings
-from gpu_bench.floors import kv_read, shape_bytes
-from gpu_bench.goals import PARALLEL_SPEEDUP, Verdict
-from gpu_bench.main import conclude, engine_fields
-from gpu_bench.profile import profile_batch
-from gpu_bench.shapes import expert_counts, open_shape, shape_folder
 from specbench.engine.config import EngineConfig
 from specbench.engine.engines import Engines
 from specbench.engine.execution.peer_memory import RowKind
@@ -36,7 +29,16 @@ from specbench.engine.execution.rank_processes import RankProcesses
 from specbench.engine.layers.norm import RMSNorm
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.models.registry import load_model_config
+from specbench.engine.parallel_engine import ParallelEngine
 from specbench.engine.shard import Shard
+
+from .cases import Drafting, Settings, StepTime, engine_config, measure_step, run_batch
+from .ceilings import Ceilings, measure_ceilings
+from .floors import ShapeBytes, kv_read, shape_bytes
+from .goals import PARALLEL_SPEEDUP, Verdict
+from .main import conclude, engine_fields
+from .profile import profile_batch
+from .shapes import expert_counts, open_shape, shape_folder
 
 #: Of one rank, and what sums over several can be made by.
 ALONE = "1"
@@ -54,8 +56,8 @@ class ParallelStep:
     way: str
     time: StepTime
     floor_s: float
-    #: Of one sum of a step, the norm behind it left out; 0 of one rank.
-    sum_us: float
+    #: Of one sum of a step, the norm behind it left out; None of one rank, and where it was not timed.
+    sum_us: float | None
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -71,6 +73,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="tiny shapes: whether it runs")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of EngineConfig")
+    parser.add_argument("--no-sums", action="store_true", help="do not time sums by themselves")
     parser.add_argument("--profile", action="store_true", help="kernels and host functions of a step, too")
     parser.add_argument("-o", "--output", type=Path)
     return parser.parse_args(arguments)
@@ -96,7 +99,16 @@ def main(arguments: list[str] | None = None) -> int:
         verdicts: list[Verdict] = []
         rows: dict[str, list[ParallelStep]] = {}
         for shape in options.shapes:
-            measured = _measure_shape(settings, ceilings, shape, drafting, options.ranks, ways, options.profile)
+            measured = _measure_shape(
+                settings,
+                ceilings,
+                shape,
+                drafting,
+                options.ranks,
+                ways,
+                has_sums=not options.no_sums,
+                has_profile=options.profile,
+            )
             rows[shape] = list(measured)
             verdicts += [] if options.small or options.mtp else speedup_verdicts(shape, rows[shape])
     if options.output:
@@ -117,6 +129,8 @@ def _measure_shape(
     drafting: Drafting,
     num_ranks: int,
     ways: Sequence[str],
+    *,
+    has_sums: bool,
     has_profile: bool,
 ) -> Iterator[ParallelStep]:
     """Every batch on one rank, then on several in each way; printed as they come."""
@@ -124,24 +138,30 @@ def _measure_shape(
     config = engine_config(settings, folder, drafting)
     weights = shape_bytes(open_shape(folder), *expert_counts(open_shape(folder)))
     alone: dict[int, float] = {}
-    sums = _sums_us(settings, folder, num_ranks, ways)
-    for way in (ALONE, *ways):
-        size = 1 if way == ALONE else num_ranks
-        with _started(settings, config, size, way) as engine:
-            for batch in settings.batch_sizes:
-                measured = measure_step(engine, settings, batch)
-                num_rows = batch * (drafting.num_drafts + 1)
-                num_bytes = weights.target_read(num_rows) / size
-                if drafting.num_drafts:
-                    num_bytes += weights.draft_read(drafting.num_drafts) / size
-                num_bytes += batch * kv_read(engine.memory.specs, "target", settings.mean_context)
-                floor_s = ceilings.floor_s(num_bytes, weights.target_operations(num_rows) / size)
-                step = ParallelStep(way, measured, floor_s, sums.get((way, batch), 0.0))
-                alone.setdefault(batch, measured.step_s)
-                _print_step(shape, step, alone[batch])
-                if has_profile:
-                    profile_batch(engine, settings, batch)
-                yield step
+    sums = _sums_us(settings, folder, num_ranks, ways) if has_sums else {}
+    with closing(Engines()) as engines:
+        for way in (ALONE, *ways):
+            size = 1 if way == ALONE else num_ranks
+            with _started(engines, settings, config, size, way) as engine:
+                for batch in settings.batch_sizes:
+                    measured = measure_step(engine, settings, batch)
+                    floor_s = _floor_s(ceilings, weights, engine, batch, drafting.num_drafts, settings.mean_context)
+                    step = ParallelStep(way, measured, floor_s, sums.get((way, batch)))
+                    alone.setdefault(batch, measured.step_s)
+                    _print_step(shape, step, alone[batch])
+                    if has_profile:
+                        profile_batch(engine, settings, batch)
+                    yield step
+
+
+def _floor_s(
+    ceilings: Ceilings, weights: ShapeBytes, engine: LLMEngine, batch: int, num_drafts: int, context: int
+) -> float:
+    """What one rank must read: its share of weights, and keys and values of its heads."""
+    size, num_rows = engine.config.shard.size, batch * (num_drafts + 1)
+    num_bytes = weights.target_read(num_rows) + (weights.draft_read(num_drafts) if num_drafts else 0.0)
+    kv_bytes = batch * kv_read(engine.memory.specs, "target", context)
+    return ceilings.floor_s(num_bytes / size + kv_bytes, weights.target_operations(num_rows) / size)
 
 
 def _print_step(shape: str, step: ParallelStep, alone_s: float) -> None:
@@ -149,9 +169,10 @@ def _print_step(shape: str, step: ParallelStep, alone_s: float) -> None:
         return "n/a" if value is None else f"{1e3 * value:.3f}"
 
     found = step.time
+    sum_us = "" if step.sum_us is None else f"{step.sum_us:.1f}"
     print(
         f"{shape:<14}{step.way:<10}{found.batch:>6}{ms(found.step_s):>9}{found.spread:>8.1%}{ms(step.floor_s):>8}"
-        f"{found.step_s / step.floor_s:>7.2f}{alone_s / found.step_s:>9.2f}{step.sum_us:>10.1f}{ms(found.target_s):>8}"
+        f"{found.step_s / step.floor_s:>7.2f}{alone_s / found.step_s:>9.2f}{sum_us:>10}{ms(found.target_s):>8}"
         f"{ms(found.verify_s):>8}{ms(found.draft_s):>8}{ms(found.prefill_s):>9}",
         flush=True,
     )
@@ -168,27 +189,24 @@ def speedup_verdicts(shape: str, steps: Sequence[ParallelStep]) -> list[Verdict]
 
 
 @contextmanager
-def _started(settings: Settings, config: EngineConfig, size: int, way: str) -> Iterator[LLMEngine]:
+def _started(engines: Engines, settings: Settings, config: EngineConfig, size: int, way: str) -> Iterator[LLMEngine]:
     """An engine, warm at every batch size, and nothing left of it."""
     changes: dict[str, Any] = {} if way == ALONE else {"rank_all_reduce": way, "shard": Shard(0, size)}
     start_s = time.perf_counter()
     said: list[str] = []
-    engines = Engines()
-    with closing(engines):
-        engine = engines.start(replace(config, **changes), time.perf_counter, said.append)
-        for batch in settings.batch_sizes:
-            run_batch(engine, settings, batch, num_output=8, seed=99)
-        sums = next((text for text in said if text.startswith("sums")), "one rank")
-        print(
-            f"   ({Path(config.checkpoint).name}: {sums}; ready in {time.perf_counter() - start_s:.1f} s)", flush=True
-        )
-        yield engine
-        if size > 1:
-            engine.close()  # type: ignore[attr-defined]
-        del engine
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+    engine = engines.start(replace(config, **changes), time.perf_counter, said.append)
+    for batch in settings.batch_sizes:
+        run_batch(engine, settings, batch, num_output=8, seed=99)
+    sums = next((text for text in said if text.startswith("sums")), "one rank")
+    ready_s = time.perf_counter() - start_s
+    print(f"   ({Path(config.checkpoint).name}: {sums}; ready in {ready_s:.1f} s)", flush=True)
+    yield engine
+    if isinstance(engine, ParallelEngine):
+        engine.close()
+    del engine
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 # ---- A sum by itself
