@@ -99,14 +99,14 @@ class RequestState:
 
     def _append(self, added: Sequence[NewBlocks]) -> None:
         _, num_rows, num_columns = self.block_tables.shape
-        places = [
-            (blocks.group * num_rows + blocks.row) * num_columns + blocks.start + 1 + np.arange(len(blocks.block_ids))
-            for blocks in added
-        ]
-        where, block_ids = to_device(
-            [np.concatenate(places), np.concatenate([blocks.block_ids for blocks in added])], self.device
-        )
-        self.block_tables.view(-1).index_copy_(0, where, block_ids.int())
+        places: list[int] = []
+        block_ids: list[int] = []
+        for blocks in added:
+            first = (blocks.group * num_rows + blocks.row) * num_columns + blocks.start + 1
+            places += range(first, first + len(blocks.block_ids))
+            block_ids += blocks.block_ids
+        ((where, ids),) = to_device([np.asarray([places, block_ids])], self.device)
+        self.block_tables.view(-1).index_copy_(0, where, ids.int())
 
     def of_rows(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Counts [2, num_requests] and block tables [num_groups, num_requests, num_columns] of persistent rows."""

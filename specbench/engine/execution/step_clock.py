@@ -27,16 +27,17 @@ class PartSeconds:
 class StepTimes:
     """The marks of one step: before the target, behind it, behind verification, behind drafting."""
 
-    def __init__(self, is_cuda: bool, previous_end: torch.cuda.Event | None):
-        self._is_cuda = is_cuda
+    def __init__(self, stream: torch.cuda.Stream | None, previous_end: torch.cuda.Event | None):
+        #: That the step runs in; None on a CPU.
+        self.stream = stream
         self._previous_end = previous_end
         self._events: list[torch.cuda.Event] = []
         self._times: list[float] = []
 
     def mark(self) -> None:
-        if self._is_cuda:
+        if self.stream is not None:
             event = torch.cuda.Event(enable_timing=True)
-            event.record()
+            event.record(self.stream)
             self._events.append(event)
         else:
             self._times.append(time.perf_counter())
@@ -47,7 +48,7 @@ class StepTimes:
 
     def seconds(self) -> PartSeconds:
         """Called once the step is done."""
-        if not self._is_cuda:
+        if self.stream is None:
             begin, target, verify, draft = self._times
             return PartSeconds(target - begin, verify - target, draft - verify, None)
         idle_s = None if self._previous_end is None else _seconds(self._previous_end, self._events[0])
@@ -63,12 +64,13 @@ class StepClock:
     """Makes the marks of each step, and remembers where the last one ended."""
 
     def __init__(self, device: torch.device):
-        self._is_cuda = device.type == "cuda"
+        # Asked once: to ask takes longer than an event does.
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._previous_end: torch.cuda.Event | None = None
 
     def begin(self) -> StepTimes:
         """The next step's marks, the first of them made."""
-        times = StepTimes(self._is_cuda, self._previous_end)
+        times = StepTimes(self._stream, self._previous_end)
         times.mark()
         return times
 

@@ -83,9 +83,9 @@ class PendingStep:
         self._token_logprobs = token_logprobs
         self._prompt_logprobs = prompt_logprobs
         self._is_copied: torch.cuda.Event | None = None
-        if results.packed.is_cuda:
+        if times.stream is not None:
             self._is_copied = torch.cuda.Event()
-            self._is_copied.record()
+            self._is_copied.record(times.stream)
 
     def wait(self) -> StepOutput:
         """The step's results, as soon as they are there."""
