@@ -366,6 +366,13 @@ def follow_launched(launched: Launched, serve: ServeEngine) -> None:
     has_ended = threading.Event()
     store = join_launched(launched)
 
+    def on_terminate(number: int, frame: FrameType | None) -> None:
+        # Which torchrun does to all ranks when one has gone: not the first cause then.
+        leave_words(store, launched.rank, "ended by SIGTERM", is_echo=True)
+        os._exit(128 + number)
+
+    signal.signal(signal.SIGTERM, on_terminate)
+
     def say_and_die(error: BaseException) -> None:
         if has_ended.is_set():  # rank 0 has gone, as it should
             return
