@@ -22,7 +22,7 @@ from specbench.engine.shard import Shard
 from specbench.errors import UserError
 from specbench.generate import GenerateRequest, GenerateResult
 from tests.engine.checkpoints.quantised_decoders import build_quantised_qwen3
-from tests.engine.checkpoints.test_quantised import build_inkling_in_codes
+from tests.engine.checkpoints.test_quantised import build_inkling_in_codes, build_moe_in_fp8
 from tests.engine.content.prompts import AUDIO_TOKENS, audio_request, clip, draw
 from tests.engine.harness import engine_config, make_engine, run, token_request
 from tests.engine.models.test_mimo import build_tiny_mimo
@@ -158,6 +158,15 @@ def test_experts_that_stay_in_codes(engines: Engines, tmp_path: Path, whole_expe
     folder = build_inkling_in_codes(tmp_path)
     shard = Shard(0, NUM_RANKS, whole_experts)
     check_same(engines, folder, 3, mixed_requests(), quantised_weights="keep", shard=shard)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole_experts", [False, True])
+def test_experts_in_fp8_that_stay_in_codes(engines: Engines, tmp_path: Path, whole_experts: bool) -> None:
+    folder = build_moe_in_fp8(tmp_path)
+    shard = Shard(0, NUM_RANKS, whole_experts)
+    requests = [token_request("0", [5, 9], 2)]
+    check_same(engines, folder, 0, requests, quantised_weights="keep", attention_backend="triton", shard=shard)
 
 
 def test_padded_steps_and_one_ahead(engines: Engines, folders: dict[str, Path]) -> None:

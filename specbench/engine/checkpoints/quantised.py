@@ -89,9 +89,9 @@ _ONE_EXPERT = re.compile(r"\.experts\.\d+\.")
 
 
 def keep_in_codes(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
-    """Quantised matrices of plain projections, and stacks of experts' in NVFP4, marked to stay in codes. Experts that
-    are named one by one are multiplied otherwise."""
-    marked = dict(tensors)
+    """Quantised matrices of plain projections and of experts, marked to stay in codes: experts in stacks of NVFP4, or
+    one by one in FP8, where all of a layer's are."""
+    marked = dict(tensors) | _kept_experts(tensors)
     for name in tensors:
         for ends in _PRODUCTS:
             if name.endswith(ends[0]) and not _ONE_EXPERT.search(name):
@@ -100,6 +100,21 @@ def keep_in_codes(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
                 if len(found) == len(names) and len({entry.dtype for entry in found}) == 1:
                     marked |= {other: replace(tensors[other], is_kept=True) for other in names}
     return marked
+
+
+def _kept_experts(tensors: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+    """Those of layers whose experts, named one by one, are all in FP8."""
+    by_layer: dict[str, dict[str, TensorEntry]] = {}
+    for name, entry in tensors.items():
+        if found := _ONE_EXPERT.search(name):
+            by_layer.setdefault(name[: found.start()], {})[name] = entry
+    kept: dict[str, TensorEntry] = {}
+    for entries in by_layer.values():
+        num_experts = len({name.rpartition(".experts.")[2].partition(".")[0] for name in entries})
+        is_whole = len(entries) == 3 * num_experts
+        if is_whole and all(entry.dtype == FP8 and _can_be_kept(entry) for entry in entries.values()):
+            kept |= {name: replace(entry, is_kept=True) for name, entry in entries.items()}
+    return kept
 
 
 def _can_be_kept(entry: TensorEntry) -> bool:

@@ -62,7 +62,7 @@ def check_kept_slices(tensors: Mapping[str, TensorEntry], parts: Mapping[str, Pa
         if stored_slices(entry, part) is not None and not (is_by_columns and width % KEPT_COLUMNS):
             continue
         unit = KEPT_COLUMNS if is_by_columns else FP8_BLOCK
-        of_experts = "say parallel.experts=whole, or " if len(entry.shape) > 2 else "say "
+        of_experts = "say parallel.experts=whole, or " if ".experts." in name else "say "
         raise UserError(
             f"model.quantised_weights: {shard.size} ranks cannot share the {entry.dtype} codes of {name} "
             f"[{', '.join(map(str, entry.shape))}]: the {width} {'columns' if is_by_columns else 'rows'} of a rank are "

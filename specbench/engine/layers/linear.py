@@ -100,6 +100,22 @@ class Fp8Matrix:
     scale: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Fp8Stack:
+    """Matrices of experts as codes and scales."""
+
+    # [experts, outputs, inputs] float8_e4m3fn
+    codes: Tensor
+    # [experts, outputs, inputs / 128] fp32
+    scale: Tensor
+
+    def matrix(self, expert: int, dtype: torch.dtype) -> Tensor:
+        """One of them, [outputs, inputs]."""
+        from specbench.engine.kernels.fp8_linear import converted
+
+        return converted(self.codes[expert], self.scale[expert]).to(dtype)
+
+
 class Fp8Linear(Linear):
     """The same with the weight in codes, converted inside the product. For many rows it is converted before, since
     their product costs more than reading it."""

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.engine.layers.linear import Nvfp4Stack
+from specbench.engine.layers.linear import Fp8Stack, Nvfp4Stack
 
 if TYPE_CHECKING:
     from specbench.engine.kernels.router import Choice
@@ -90,6 +90,10 @@ class SharedExpertRouter:
         return choose_by_sigmoid(router_scores(x, self._weight), self._bias, self._scale, self.num_chosen)
 
 
+#: Matrices of experts in codes.
+CodedStack = Fp8Stack | Nvfp4Stack
+
+
 class ExpertStack:
     """Experts of one width that lie together: all of them, or those that this rank has."""
 
@@ -156,9 +160,9 @@ class ExpertStack:
 
 
 class CodedExpertStack:
-    """The same in NVFP4 codes, each converted where it is used."""
+    """The same in codes, each converted where it is used."""
 
-    def __init__(self, gate_up: Nvfp4Stack, down: Nvfp4Stack, first_expert: int = 0) -> None:
+    def __init__(self, gate_up: CodedStack, down: CodedStack, first_expert: int = 0) -> None:
         #: of [experts, 2 * width, hidden], gates first
         self.gate_up = gate_up
         #: of [experts, hidden, width]
@@ -178,9 +182,13 @@ class CodedExpertStack:
 
     def by_kernels(self, x: Tensor, choice: Choice) -> Tensor:
         """The same on a GPU, of few rows."""
-        from specbench.engine.kernels.expert_codes import run_coded_experts
+        from specbench.engine.kernels.expert_codes import run_fp8_experts, run_nvfp4_experts
 
-        return run_coded_experts(x, choice, self.gate_up, self.down, self.first_expert)
+        if isinstance(self.gate_up, Fp8Stack):
+            assert isinstance(self.down, Fp8Stack)
+            return run_fp8_experts(x, choice, self.gate_up, self.down, self.first_expert)
+        assert isinstance(self.down, Nvfp4Stack)
+        return run_nvfp4_experts(x, choice, self.gate_up, self.down, self.first_expert)
 
 
 def _places(chosen: Tensor, first_expert: int, num_experts: int) -> Tensor:

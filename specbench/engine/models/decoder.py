@@ -18,10 +18,10 @@ from specbench.engine.layers.attention_backends.backend import AttentionBackend,
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.embedding import Embedding, LogitsHead
 from specbench.engine.layers.huge_pages import use_huge_pages
-from specbench.engine.layers.linear import Matrix, can_pack, make_linear
+from specbench.engine.layers.linear import Fp8Matrix, Fp8Stack, Matrix, can_pack, make_linear
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.mlp import GatedMLP
-from specbench.engine.layers.moe import ExpertStack, MixtureOfExperts, SoftmaxRouter
+from specbench.engine.layers.moe import CodedExpertStack, ExpertStack, MixtureOfExperts, SoftmaxRouter
 from specbench.engine.layers.norm import RMSNorm
 from specbench.engine.layers.parallel import Vocabulary
 from specbench.engine.layers.rotary import RotaryEmbedding, Rotation
@@ -145,8 +145,12 @@ def _read_experts(experts: ExpertShape, weights: WeightReader, prefix: str) -> M
         weights.read(prefix + "gate.weight", torch.float32), experts.num_experts_per_token, experts.is_renormalised
     )
     names = [f"{prefix}experts.{expert}." for expert in experts.own]
-    gate_up = weights.read_rows([f"{name}{half}_proj.weight" for name in names for half in ("gate", "up")])
-    down = weights.read_rows([f"{name}down_proj.weight" for name in names])
+    gate_up = weights.read_matrix([f"{name}{half}_proj.weight" for name in names for half in ("gate", "up")])
+    down = weights.read_matrix([f"{name}down_proj.weight" for name in names])
+    if isinstance(gate_up, Fp8Matrix) and isinstance(down, Fp8Matrix):
+        stacks = [_stacked(matrix, len(names)) for matrix in (gate_up, down)]
+        return MixtureOfExperts(router, CodedExpertStack(stacks[0], stacks[1], experts.own.start))
+    assert isinstance(gate_up, Tensor) and isinstance(down, Tensor)
     stack = ExpertStack(
         gate_up.unflatten(0, (len(names), -1)),
         down.unflatten(0, (len(names), -1)).transpose(1, 2).contiguous(),
@@ -155,6 +159,10 @@ def _read_experts(experts: ExpertShape, weights: WeightReader, prefix: str) -> M
         are_all=len(names) == experts.num_experts,
     )
     return MixtureOfExperts(router, stack)
+
+
+def _stacked(matrix: Fp8Matrix, num_experts: int) -> Fp8Stack:
+    return Fp8Stack(matrix.codes.unflatten(0, (num_experts, -1)), matrix.scale.unflatten(0, (num_experts, -1)))
 
 
 class DecoderModel:

@@ -15,12 +15,13 @@ from torch import Tensor
 from specbench.engine.checkpoints import dequantise as dequantise_module
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.quantised import FP8, NVFP4, keep_in_codes, kept_bytes
+from specbench.engine.checkpoints.random_weights import fill_at_random
 from specbench.engine.checkpoints.tensor_entry import TensorEntry
 from specbench.engine.checkpoints.weights import WeightReader
 from specbench.engine.kernels.fp8_linear import converted
 from specbench.engine.kernels.nvfp4_linear import converted_nvfp4
 from specbench.engine.layers.linear import Fp8Matrix, Nvfp4Matrix
-from specbench.engine.models.registry import num_parameters
+from specbench.engine.models.registry import num_parameters, open_checkpoint
 from specbench.errors import UserError
 from tests.engine.harness import make_engine, outputs, token_request
 from tests.engine.models.test_inkling import random_ids
@@ -154,6 +155,45 @@ def build_inkling_in_codes(folder: Path) -> Path:
             parts = quantise_nvfp4(stored.pop(name))
             stored |= dict(zip((name, f"{name}.scale", f"{name}.scale2"), parts, strict=True))
     save_file(stored, folder / "model.safetensors")
+    return folder
+
+
+def test_experts_in_fp8_stay_in_codes_where_all_of_a_layer_are(tmp_path: Path) -> None:
+    folder = build_moe_in_fp8(tmp_path)
+    tensors = Checkpoint.open(folder).tensors
+    kept = [name for name, entry in keep_in_codes(tensors).items() if entry.is_kept]
+    assert sum(".experts." in name for name in kept) == 2 * 4 * 3
+    del tensors["model.layers.1.mlp.experts.3.up_proj.weight"]
+    fewer = [name for name, entry in keep_in_codes(tensors).items() if entry.is_kept]
+    assert {name.split(".")[2] for name in fewer if ".experts." in name} == {"0"}
+    engines = {
+        way: make_engine(folder, quantised_weights=way, attention_backend="triton") for way in ("keep", "dequantise")
+    }
+    kept_engine, dequantised = engines["keep"], engines["dequantise"]
+    assert kept_engine.memory.fixed_bytes["target_weights"] == kept_engine.model.num_bytes
+    assert kept_engine.model.num_bytes < 0.5 * dequantised.model.num_bytes
+    requests = [token_request("0", random_ids(5), 2)]
+    assert outputs(kept_engine, requests) == outputs(dequantised, requests)
+
+
+def build_moe_in_fp8(folder: Path) -> Path:
+    """Every projection of a tiny Qwen3 mixture of experts in FP8, in shapes that two ranks can share."""
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 8}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256, "norm_topk_prob": True}
+    config = TINY_QWEN3 | sizes | experts
+    config |= {"architectures": ["Qwen3MoeForCausalLM"], "head_dim": 32, "num_hidden_layers": 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors: Tensors = {}
+    for name, entry in open_checkpoint(folder, "random").tensors.items():
+        weight = fill_at_random(torch.empty(entry.shape), name)
+        if name.endswith("_proj.weight"):
+            scale = weight.abs().amax(1, keepdim=True) / 448
+            tensors |= {name: (weight / scale).to(torch.float8_e4m3fn), f"{name}_scale": scale}
+        else:
+            tensors[name] = weight
+    save_file(tensors, folder / "model.safetensors")
+    quantised = config | {"quantization_config": {"quant_method": "compressed-tensors"}}
+    (folder / "config.json").write_text(json.dumps(quantised))
     return folder
 
 
