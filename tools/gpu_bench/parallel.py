@@ -138,11 +138,15 @@ def _measure_shape(
     config = engine_config(settings, folder, drafting)
     weights = shape_bytes(open_shape(folder), *expert_counts(open_shape(folder)))
     alone: dict[int, float] = {}
+    firsts: list[list[int]] = []
     sums = _sums_us(settings, folder, num_ranks, ways) if has_sums else {}
     with closing(Engines()) as engines:
         for way in (ALONE, *ways):
             size = 1 if way == ALONE else num_ranks
             with _started(engines, settings, config, size, way) as engine:
+                firsts.append(_first_tokens(engine, settings))
+                num_same = sum(one == other for one, other in zip(firsts[0], firsts[-1], strict=True))
+                print(f"   ({way}: {num_same} of {len(firsts[0])} texts begin as those of one rank)", flush=True)
                 for batch in settings.batch_sizes:
                     measured = measure_step(engine, settings, batch)
                     floor_s = _floor_s(ceilings, weights, engine, batch, drafting.num_drafts, settings.mean_context)
@@ -152,6 +156,13 @@ def _measure_shape(
                     if has_profile:
                         profile_batch(engine, settings, batch)
                     yield step
+
+
+def _first_tokens(engine: LLMEngine, settings: Settings) -> list[int]:
+    """The first token of each text of the largest batch. In bf16 a few may differ: random weights give near ties."""
+    run = run_batch(engine, settings, max(settings.batch_sizes), num_output=1, seed=0)
+    by_name = {int(result.record.request_id): result.output_token_ids[0] for result in run.results}
+    return [by_name[index] for index in sorted(by_name)]
 
 
 def _floor_s(

@@ -53,7 +53,7 @@ def sum_add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, inboxe
 def look_up(table: Tensor, token_ids: Tensor, own_ids: OwnIds) -> Tensor:
     """Rows of a table of which this rank has some: table [ids, width], token_ids [T] int64 -> [T, width]."""
     rows = torch.empty(len(token_ids), table.shape[1], dtype=table.dtype, device=table.device)
-    _launch(table, token_ids, None, None, rows, rows, 0.0, own_ids.inboxes, own_ids.first)
+    _launch(table, token_ids.contiguous(), None, None, rows, rows, 0.0, own_ids.inboxes, own_ids.first)
     return rows
 
 
