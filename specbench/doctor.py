@@ -82,7 +82,13 @@ def _cuda() -> Finding:
             False,
             f"no device seen, torch {f'for CUDA {built}' if built else 'built for CPU only'}: runs are on the CPU",
         )
-    return Finding(True, ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())))
+    devices = range(torch.cuda.device_count())
+    names = ", ".join(torch.cuda.get_device_name(index) for index in devices)
+    if len(devices) == 1:
+        return Finding(True, names)
+    can_all = all(torch.cuda.can_device_access_peer(one, other) for one in devices for other in devices if one != other)
+    reach = "each reaches" if can_all else "not all reach"
+    return Finding(True, f"{names}; {reach} the others' memory")
 
 
 def _packages() -> Finding:
