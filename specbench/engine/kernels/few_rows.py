@@ -25,7 +25,7 @@ MAX_ROWS = 9
 _BLOCK_ROWS = 16
 _BLOCK_OUTPUTS, _BLOCK_INPUTS = 64, 128
 #: Programs that keep every multiprocessor busy.
-_FULL_GRID = 384
+_FULL_GRID = 512
 #: Of more outputs than these, whole tiles keep it busy: by the kernel, and by cuBLAS.
 _MAX_OUTPUTS, _MAX_BATCHED_OUTPUTS = 8192, 5120
 #: Rows, inputs and weights for which a batch of two products, each over half of the inputs, was faster than one.

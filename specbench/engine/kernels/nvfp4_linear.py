@@ -65,13 +65,10 @@ def converted_nvfp4(codes: Tensor, block_scale: Tensor, row_scale: Tensor) -> Te
 
 @triton.jit
 def e2m1(code):
-    """0 .. 15 -> what the code stands for, fp32."""
-    magnitude = code & 7
-    exponent = magnitude >> 1
-    half = (magnitude & 1).to(tl.float32) * 0.5
-    # 0 and 0.5 have no leading 1; from there on the exponent doubles: 1, 2, 4.
-    value = tl.where(exponent == 0, half, (1.0 + half) * (1 << tl.maximum(exponent - 1, 0)).to(tl.float32))
-    return tl.where(code >= 8, -value, value)
+    """0 .. 15 (int32) -> what the code stands for, fp32. Where fp32 has its fields, those of a code stand for 2 ** -126
+    of that, the numbers without a leading 1 included."""
+    bits = ((code & 8) << 28) | ((code & 7) << 22)
+    return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
 
 
 @triton.jit

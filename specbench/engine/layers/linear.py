@@ -120,19 +120,34 @@ class Fp8Linear(Linear):
     """The same with the weight in codes, converted inside the product. For many rows it is converted before, since
     their product costs more than reading it."""
 
-    def __init__(self, matrix: Fp8Matrix, bias: Tensor | None = None) -> None:
-        super().__init__(matrix.codes, bias)
-        self._scale = matrix.scale
+    def __init__(self, matrix: Fp8Matrix, bias: Tensor | None = None, *, may_split: bool = True) -> None:
+        from specbench.engine.kernels.fp8_linear import plan_splits
+
+        super().__init__(matrix.codes, bias, may_split=may_split)
+        # [inputs / 128, outputs]: a block's are neighbours
+        self._scale = matrix.scale.T.contiguous()
+        self._num_splits = plan_splits(*matrix.codes.shape)
+        self._may_split = may_split and matrix.codes.is_cuda
 
     def __call__(self, x: Tensor) -> Tensor:
+        return self.wide(x).to(x.dtype)
+
+    def wide(self, x: Tensor) -> Tensor:
         from specbench.engine.kernels import fp8_linear
 
         if len(x) <= fp8_linear.MAX_ROWS:
-            return fp8_linear.fp8_linear(x.contiguous(), self._weight, self._scale, self._bias)
-        return fp8_linear.fp8_linear_reference(x, self._weight, self._scale, self._bias)
+            return self._sums(x).sum(0)
+        return fp8_linear.fp8_linear_reference(x, self._weight, self._scale, self._bias).to(torch.float32)
 
-    def wide(self, x: Tensor) -> Tensor:
-        return self(x).to(torch.float32)
+    def partial_sums(self, x: Tensor) -> Tensor:
+        from specbench.engine.kernels import fp8_linear
+
+        return self._sums(x) if self._may_split and len(x) <= fp8_linear.MAX_ROWS else self(x)
+
+    def _sums(self, x: Tensor) -> Tensor:
+        from specbench.engine.kernels import fp8_linear
+
+        return fp8_linear.fp8_sums(x.contiguous(), self._weight, self._scale, self._bias, self._num_splits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +206,7 @@ Matrix = Tensor | Fp8Matrix | Nvfp4Matrix
 def make_linear(weight: Matrix, bias: Tensor | None = None, *, may_split: bool = True) -> Linear:
     """Packed where that can be done and pays. may_split: see Linear."""
     if isinstance(weight, Fp8Matrix):
-        return Fp8Linear(weight, bias)
+        return Fp8Linear(weight, bias, may_split=may_split)
     if isinstance(weight, Nvfp4Matrix):
         return Nvfp4Linear(weight, bias)
     is_packed = can_pack(weight.numel(), weight.dtype, weight.device)

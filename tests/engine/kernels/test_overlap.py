@@ -21,7 +21,7 @@ READ_EARLY = {
 }
 #: Writes what nothing that runs at the same time has in use, and waits last.
 WAITS_LAST = {"_bias_tile"}
-CONSTANTS = {"weight", "norm_weight", "of_weight"}
+CONSTANTS = {"weight", "norm_weight", "of_weight", "of_codes"}
 HARMLESS = {"tl.program_id", "tl.minimum", "tl.maximum", "tl.cdiv", "tl.arange", "tl.zeros"}
 HARMLESS |= {"tl.dot", "tl.trans", "tl.where", "_request_of_row", "_first_biased"}
 
