@@ -232,6 +232,23 @@ def test_a_rank_that_hangs_ends_the_run(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("launch", ["spawn", "torchrun"])
+@pytest.mark.parametrize("num_done", [0, 2, 5, NUM_REQUESTS])
+def test_a_rank_that_hangs_at_any_point(folder: Path, num_done: int, launch: str) -> None:
+    """In the warm-up, between and inside requests, in the output check."""
+    output = f"hung{num_done}_{launch}"
+    more = ("parallel.timeout_s=4", "eval.max_output_tokens=40", "report.output_check_requests=8")
+    run = start(folder, output, *more) if launch == "spawn" else torchrun(folder, output, *more)
+    pid = run.rank_pid(1) if isinstance(run, TorchRun) else run.wait_for_rank()
+    wait_for(lambda: [True] * (num_finished(folder, output) > num_done), run.process)
+    os.kill(pid, signal.SIGSTOP)
+    if isinstance(run, TorchRun):
+        end_of_torchrun(folder, output, run, f"rank 1 (process {pid})")
+    else:
+        check_failed(folder, output, run, [pid], f"rank 1 (process {pid})")
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_all_ranks(folder: Path) -> None:
     run = start(folder, "interrupted")
     pid = run.wait_for_rank()
