@@ -216,7 +216,7 @@ def test_a_rank_killed_at_any_point(folder: Path, point: int) -> None:
     """While it starts, imports, loads and connects; in the warm-up; between and inside requests."""
     output = f"point{point}"
     if point < 4:
-        due_s = time.monotonic() + (0.05, 0.5, 1.5, 3.0)[point] + 1.0
+        due_s = time.monotonic() + (0.05, 0.4, 0.9, 1.5)[point] + 0.5
         kill_and_resume(folder, output, lambda: [True] * (time.monotonic() > due_s))
     else:
         kill_and_resume(folder, output, lambda: [True] * (num_finished(folder, output) > (point - 4) * 2))
