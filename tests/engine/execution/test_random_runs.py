@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,6 +32,8 @@ LONGEST = 40
 #: Runs that the long form is made of, and steps of all of them together.
 NUM_LONG_RUNS = 8
 NUM_LONG_STEPS = int(os.environ.get("SPECBENCH_RANDOM_STEPS", 200_000))
+#: When a run ends before its steps are done, in seconds since 1970.
+END_S = float(os.environ.get("SPECBENCH_RANDOM_UNTIL", "inf"))
 #: Steps between two looks at what is held.
 PERIOD = 500
 
@@ -79,7 +82,8 @@ def test_random_arrivals_and_aborts(world: World, proposer: str, device: dict) -
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(NUM_LONG_RUNS))
 def test_many_random_arrivals_and_aborts(world: World, seed: int, device: dict) -> None:
-    """SPECBENCH_RANDOM_STEPS sets the number of steps."""
+    """SPECBENCH_RANDOM_STEPS sets the number of steps, SPECBENCH_RANDOM_UNTIL the time when they end; pytest -s shows
+    how far each run is."""
     proposer = ("mtp_multi", "mtp_single")[seed % 4 == 3]
     run_randomly(
         world, NUM_LONG_STEPS // NUM_LONG_RUNS, seed, proposer=proposer, pipeline_depth=int(seed % 4 > 0), **device
@@ -114,8 +118,11 @@ class RandomRun:
         self.run_for(period)
         held_bytes, num_objects = self.held()
         accepted = self.accepted_alone()
-        for _ in range(num_steps // period - 1):
+        for done in range(1, num_steps // period):
+            if time.time() > END_S:
+                break
             self.run_for(period)
+            print(f"{(done + 1) * period} steps, {self.num_added} requests, {self.num_preempted} preempted", flush=True)
             bytes_now, objects_now = self.held()
             # Index tensors of shapes that had not come before are kept: a few numbers each.
             assert bytes_now <= held_bytes + (1 << 16)
