@@ -40,10 +40,8 @@ def fp8_sums(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, num_s
     num_rows, num_outputs = len(x), len(codes)
     assert num_rows <= MAX_ROWS and x.is_contiguous() and codes.is_contiguous() and scale.is_contiguous()
     sums = torch.empty(num_splits, num_rows, num_outputs, dtype=torch.float32, device=x.device)
-    # More rows take as many more registers of a thread.
-    is_wide = num_rows > 32
-    block_outputs = 2 * _BLOCK_OUTPUTS if is_wide else _BLOCK_OUTPUTS
-    _fp8_tile[(triton.cdiv(num_outputs, block_outputs), num_splits)](
+    block_rows = max(16, triton.next_power_of_2(num_rows))
+    _fp8_tile[(triton.cdiv(num_outputs, _BLOCK_OUTPUTS), num_splits)](
         x,
         codes,
         scale,
@@ -52,15 +50,16 @@ def fp8_sums(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, num_s
         num_rows,
         INPUTS=codes.shape[1],
         OUTPUTS=num_outputs,
-        BLOCK_ROWS=max(16, triton.next_power_of_2(num_rows)),
-        BLOCK_OUTPUTS=block_outputs,
+        BLOCK_ROWS=block_rows,
+        BLOCK_OUTPUTS=_BLOCK_OUTPUTS,
         BLOCK_K=BLOCK_K,
         SPLITS=num_splits,
         HAS_BIAS=bias is not None,
         # Of very many programs, most have not begun when a next kernel's first could: a step took longer with those.
         STARTS_NEXT=num_outputs <= _MAX_EARLY_OUTPUTS,
         **launch_options(x.device),
-        num_warps=8 if is_wide else 4,
+        # More rows would take more registers than a thread has.
+        num_warps=4 if block_rows == 16 else 8,
     )
     return sums
 
