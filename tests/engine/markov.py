@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from scipy.stats import chi2
@@ -20,6 +21,9 @@ from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.proposers.proposer import DraftBatch, ProposerRequirements
 from tests.engine.harness import make_engine
 from tests.engine.tiny_inkling import build_tiny_inkling
+
+if TYPE_CHECKING:
+    from specbench.engine.kernels.sampling import ChunkBests
 
 #: Tables repeat with this period along positions.
 PERIOD = 3
@@ -60,6 +64,11 @@ class MarkovModel:
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         position, token = hidden.long().unbind(1)
         return self._table[position % PERIOD, token]
+
+    def compute_bests(self, hidden: torch.Tensor) -> ChunkBests:
+        from specbench.engine.kernels.sampling import best_of_chunks
+
+        return best_of_chunks(self.compute_logits(hidden))
 
 
 class MarkovProposer:

@@ -185,8 +185,14 @@ class StepStages:
 
     def verify_greedy(self, forwarded: Forwarded, results: StepResults) -> None:
         """The same where every request is greedy and asks for nothing."""
+        hiddens = self._sampled_hiddens(forwarded)
         if self._can_sample_own(None):
             self._match_and_commit(forwarded.batch, self._sample_own(forwarded, None), results)
+        elif fusion.is_fused(hiddens):
+            from specbench.engine.kernels.sampling import ids_of_bests
+
+            ids = ids_of_bests(self.model.compute_bests(hiddens), self.model.vocab_size)
+            self._match_and_commit(forwarded.batch, ids, results)
         else:
             self._accept_and_commit(forwarded.batch, self._logits(forwarded), None, results)
 

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels.overlap import launch_options
-from specbench.engine.kernels.sampling import ChunkBests, best_of_bests, best_of_chunks
+from specbench.engine.kernels.sampling import ChunkBests, best_of_bests, bests_warps
 
 _BLOCK = 128
 
@@ -26,11 +26,6 @@ class OpenDraft:
     # [num_reqs] int64: pool column of each request's draft 0, of which this is number `index`
     columns: Tensor
     index: int
-
-
-def open_draft(logits: Tensor, columns: Tensor, index: int) -> OpenDraft:
-    """logits [num_reqs, vocab] fp32."""
-    return OpenDraft(best_of_chunks(logits), logits.shape[1], columns, index)
 
 
 def store_draft(token_pool: Tensor, rows: Tensor, columns: Tensor, index: int, token_ids: Tensor) -> None:
@@ -55,14 +50,8 @@ def _store_draft(token_pool, rows, columns, token_ids, num_reqs, width, index, B
     tl.store(token_pool + row * width + column + index, token, mask=is_request)
 
 
-def store_best(logits: Tensor, token_pool: Tensor, rows: Tensor, columns: Tensor, index: int) -> Tensor:
-    """logits [num_reqs, vocab] fp32 -> the argmax of each row (ties: lowest id), int64 [num_reqs], left in the pool as
-    `store_draft` does."""
-    return close_draft(open_draft(logits, columns, index), token_pool, rows)
-
-
 def close_draft(draft: OpenDraft, token_pool: Tensor, rows: Tensor) -> Tensor:
-    """The ids, int64 [num_reqs], which are in the pool now."""
+    """The ids (ties: the lowest), int64 [num_reqs], which are in the pool thereafter, as by `store_draft`."""
     token_ids = torch.empty_like(rows)
     num_chunks = draft.bests.values.shape[1]
     assert token_pool.is_contiguous() and rows.is_contiguous() and draft.columns.is_contiguous()
@@ -70,7 +59,7 @@ def close_draft(draft: OpenDraft, token_pool: Tensor, rows: Tensor) -> Tensor:
         draft.bests.values, draft.bests.places, token_pool, rows, draft.columns, token_ids,
         token_pool.shape[1], draft.index,
         NUM_IDS=draft.num_ids, NUM_CHUNKS=num_chunks, BLOCK=triton.next_power_of_2(num_chunks),
-        **launch_options(rows.device), num_warps=1,
+        **launch_options(rows.device), num_warps=bests_warps(num_chunks),
     )  # fmt: skip
     return token_ids
 

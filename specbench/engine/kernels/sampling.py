@@ -38,20 +38,29 @@ class NoiseRows:
 def best_ids(logits: Tensor, noise: NoiseRows | None = None) -> Tensor:
     """logits [R, vocab] fp32 -> int64 [R]: the argmax of each row (ties: lowest id), of logit - log(Exp(1) variate)
     where the row has a temperature."""
-    chunks = best_of_chunks(logits, noise)
-    ids = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    num_chunks = chunks.values.shape[1]
-    _best_of_row[(len(logits),)](
-        chunks.values,
-        chunks.places,
+    return ids_of_bests(best_of_chunks(logits, noise), logits.shape[1])
+
+
+def ids_of_bests(bests: ChunkBests, num_ids: int) -> Tensor:
+    """The second half: int64 [R]."""
+    num_rows, num_chunks = bests.values.shape
+    ids = torch.empty(num_rows, dtype=torch.int64, device=bests.values.device)
+    _best_of_row[(num_rows,)](
+        bests.values,
+        bests.places,
         ids,
-        NUM_IDS=logits.shape[1],
+        NUM_IDS=num_ids,
         NUM_CHUNKS=num_chunks,
         BLOCK=triton.next_power_of_2(num_chunks),
-        **launch_options(logits.device),
-        num_warps=1,
+        **launch_options(ids.device),
+        num_warps=bests_warps(num_chunks),
     )
     return ids
+
+
+def bests_warps(num_chunks: int) -> int:
+    """Of a kernel that does no more than look through them."""
+    return 1 if num_chunks <= 128 else 4
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
 from specbench.engine.layers.linear import Linear
 from specbench.engine.layers.parallel import Vocabulary
+
+if TYPE_CHECKING:
+    from specbench.engine.kernels.sampling import ChunkBests
 
 #: What the number of a head's rows on a GPU is a multiple of.
 _HEAD_ROWS = 64
@@ -49,6 +54,17 @@ class LogitsHead:
         # Columns of padding are left out, so no id past the vocabulary can be produced.
         num_ids = self._vocabulary.stop - self._vocabulary.start
         return logits if logits.shape[1] == num_ids else logits[:, :num_ids]
+
+    def bests(self, hidden: Tensor) -> ChunkBests:
+        """On a GPU: hidden [R, hidden_size] -> the best of each part of the logits of this rank's ids."""
+        from specbench.engine.kernels import head_best
+        from specbench.engine.kernels.sampling import best_of_chunks
+
+        matrix = self._projection.matrix
+        is_taken = matrix is not None and matrix.dtype == torch.bfloat16 and len(hidden) <= head_best.MAX_ROWS
+        if matrix is None or not is_taken or self._divisor != 1.0:
+            return best_of_chunks(self.own_logits(hidden))
+        return head_best.best_of_head(hidden.contiguous(), matrix, self._vocabulary.stop - self._vocabulary.start)
 
 
 def num_head_rows(num_ids: int, num_stored: int, device: torch.device) -> int:

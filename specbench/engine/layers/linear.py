@@ -56,6 +56,11 @@ class Linear:
         return few_rows.batched_sums(x, self._weight, num_splits)
 
     @property
+    def matrix(self) -> Tensor | None:
+        """[outputs, inputs], where that as it stands is all there is."""
+        return self._weight if self._bias is None else None
+
+    @property
     def address_range(self) -> tuple[int, int]:
         """Where the matrix lies: its first address, and one past the last."""
         start = self._weight.data_ptr()
@@ -80,6 +85,10 @@ class PackedLinear(Linear):
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__(torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR_ROWS), bias)
+
+    @property
+    def matrix(self) -> Tensor | None:
+        return None
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
@@ -128,6 +137,10 @@ class Fp8Linear(Linear):
         self._scale = matrix.scale.T.contiguous()
         self._num_splits = plan_splits(*matrix.codes.shape)
         self._may_split = may_split and matrix.codes.is_cuda
+
+    @property
+    def matrix(self) -> Tensor | None:
+        return None
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.wide(x).to(x.dtype)
@@ -187,6 +200,10 @@ class Nvfp4Linear(Linear):
     def __init__(self, matrix: Nvfp4Matrix, bias: Tensor | None = None) -> None:
         super().__init__(matrix.codes, bias)
         self._scales = (matrix.block_scale, matrix.row_scale)
+
+    @property
+    def matrix(self) -> Tensor | None:
+        return None
 
     def __call__(self, x: Tensor) -> Tensor:
         from specbench.engine.kernels import nvfp4_linear

@@ -7,6 +7,7 @@ arithmetic of a layer (layers/).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -35,6 +36,9 @@ from specbench.engine.models.decoder_config import (
     target_cache_groups,
 )
 from specbench.engine.models.target import TargetModel
+
+if TYPE_CHECKING:
+    from specbench.engine.kernels.sampling import ChunkBests
 
 # group name -> pool
 Caches = Mapping[str, CachePool]
@@ -241,6 +245,10 @@ class DecoderModel:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab_size] fp32."""
         return self._head(hidden)
+
+    def compute_bests(self, hidden: Tensor) -> ChunkBests:
+        """[R, hidden] on a GPU -> the best of each part of own logits."""
+        return self._head.bests(hidden)
 
     def compute_own_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> fp32 [R, this rank's range of the vocabulary]."""

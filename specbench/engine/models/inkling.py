@@ -46,6 +46,7 @@ from specbench.engine.models.inkling_image_stages import ImageStage
 
 if TYPE_CHECKING:
     from specbench.engine.kernels.draft_inputs import InputNorms
+    from specbench.engine.kernels.sampling import ChunkBests
     from specbench.engine.kernels.short_conv import PickedRows
 
 # group name -> pool
@@ -322,6 +323,10 @@ class InklingModel:
         """[R, hidden] -> [R, vocab_size] fp32."""
         return self._head(hidden)
 
+    def compute_bests(self, hidden: Tensor) -> ChunkBests:
+        """[R, hidden] on a GPU -> the best of each part of own logits."""
+        return self._head.bests(hidden)
+
     def compute_own_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> fp32 [R, this rank's range of the vocabulary]."""
         return self._head.own_logits(hidden)
@@ -454,6 +459,10 @@ class InklingMTPModules:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab_size] fp32, by the target's head."""
         return self._target.compute_logits(hidden)
+
+    def compute_bests(self, hidden: Tensor) -> ChunkBests:
+        """The best of each part of own logits, by the target's head."""
+        return self._target.compute_bests(hidden)
 
     def compute_own_logits(self, hidden: Tensor) -> Tensor:
         """The same of this rank's range of the vocabulary."""

@@ -6,6 +6,8 @@ the order of drafting (proposers/).
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,9 @@ from specbench.engine.layers.norm import RMSNorm
 from specbench.engine.models.decoder import Caches, DecoderLayer, DecoderModel, load_model
 from specbench.engine.models.decoder_config import DecoderConfig
 from specbench.engine.models.mimo_config import module_cache_groups, module_prefix
+
+if TYPE_CHECKING:
+    from specbench.engine.kernels.sampling import ChunkBests
 
 __all__ = ["load_model", "load_modules"]
 
@@ -103,6 +108,10 @@ class MiMoModules:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab_size] fp32, by the target's head."""
         return self._target.compute_logits(hidden)
+
+    def compute_bests(self, hidden: Tensor) -> ChunkBests:
+        """The best of each part of own logits, by the target's head."""
+        return self._target.compute_bests(hidden)
 
     def compute_own_logits(self, hidden: Tensor) -> Tensor:
         """The same of this rank's range of the vocabulary."""

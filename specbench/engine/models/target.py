@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -13,6 +13,9 @@ from specbench.engine.layers.attention_backends.backend import AttentionBackend
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.layers.parallel import TensorParallel, Vocabulary
+
+if TYPE_CHECKING:
+    from specbench.engine.kernels.sampling import ChunkBests
 
 
 class LogitsModel(Protocol):
@@ -26,6 +29,10 @@ class LogitsModel(Protocol):
 
     def compute_own_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[num_rows, hidden] -> fp32 [num_rows, this rank's range of the vocabulary]."""
+        ...
+
+    def compute_bests(self, hidden: torch.Tensor) -> ChunkBests:
+        """On a GPU: the best of each part of what compute_own_logits gives, which need not exist for it."""
         ...
 
 

@@ -88,9 +88,7 @@ class DraftModules:
         if batch.sampling is not None or not is_whole or not self._takes_tokens(batch, metadata, hidden):
             self.draft(index, batch, hidden)
             return None
-        from specbench.engine.kernels.drafts import open_draft
-
-        return open_draft(self.modules.compute_logits(hidden), batch.draft_columns, index)
+        return batch.open_draft(index, self.modules, hidden)
 
     def close_draft(self, batch: DraftBatch, draft: OpenDraft | None) -> None:
         """Leave it behind the committed tokens."""

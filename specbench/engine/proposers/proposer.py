@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -19,6 +19,9 @@ from specbench.engine.layers.features import StepFeatures
 from specbench.engine.models.target import LogitsModel, TargetModel
 from specbench.engine.sampling.drafting import DraftSampling
 from specbench.engine.sampling.sampler import greedy_ids
+
+if TYPE_CHECKING:
+    from specbench.engine.kernels.drafts import OpenDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +134,6 @@ class DraftBatch:
     def sample_draft(self, index: int, logits: torch.Tensor) -> torch.Tensor:
         """Choose draft `index` of every request from fp32 logits [num_requests, vocab], write it and return it,
         [num_requests] int64: the argmax (ties: lowest id), or a draw whose probabilities verification will find."""
-        if self.sampling is None and fusion.is_fused(logits) and logits.dtype == torch.float32:
-            from specbench.engine.kernels.drafts import store_best
-
-            return store_best(logits, self.token_pool, self.rows, self.draft_columns, index)
         token_ids = greedy_ids(logits) if self.sampling is None else self.sampling.draw(index, logits)
         self.write_draft(index, token_ids)
         return token_ids
@@ -142,11 +141,21 @@ class DraftBatch:
     def sample_draft_from(self, index: int, model: LogitsModel, hidden: torch.Tensor) -> torch.Tensor:
         """The same from what the model's head makes of hidden states [num_requests, hidden]. Where ranks share the
         vocabulary, an argmax gathers no logits."""
+        if self.sampling is None and model.vocabulary.is_whole and fusion.is_fused(hidden):
+            from specbench.engine.kernels.drafts import close_draft
+
+            return close_draft(self.open_draft(index, model, hidden), self.token_pool, self.rows)
         if self.sampling is not None or model.vocabulary.is_whole:
             return self.sample_draft(index, model.compute_logits(hidden))
         token_ids = model.vocabulary.argmax(model.compute_own_logits(hidden))
         self.write_draft(index, token_ids)
         return token_ids
+
+    def open_draft(self, index: int, model: LogitsModel, hidden: torch.Tensor) -> OpenDraft:
+        """On a GPU: what an argmax leaves to be done, by `close_draft` or by who reads the pool (PoolTokens)."""
+        from specbench.engine.kernels.drafts import OpenDraft
+
+        return OpenDraft(model.compute_bests(hidden), model.vocabulary.size, self.draft_columns, index)
 
     def write_draft(self, index: int, token_ids: torch.Tensor) -> None:
         """Leave draft `index` of every request ([num_requests] int64; -1: none) behind its committed tokens."""

@@ -19,9 +19,10 @@ from specbench.engine.kernels.attention_inputs import (
     attention_inputs_reference,
 )
 from specbench.engine.kernels.draft_inputs import InputNorms, module_inputs, module_inputs_reference
-from specbench.engine.kernels.drafts import open_draft
+from specbench.engine.kernels.drafts import OpenDraft
 from specbench.engine.kernels.norm import add_rms_norm, rms_norm, rms_norm_reference
 from specbench.engine.kernels.rotation import rotation, rotation_reference
+from specbench.engine.kernels.sampling import best_of_chunks
 from specbench.engine.kernels.short_conv import CachedConv, PickedRows, conv_add_norm, conv_add_norm_reference
 from specbench.engine.kernels.step_preparation import pool_tokens_reference
 from specbench.engine.kernels.step_rows import PoolTokens, StepRows
@@ -158,7 +159,7 @@ def test_inputs_of_a_module(has_embed_norm: bool, dtype: torch.dtype) -> None:
     logits, before = torch.randn(3, num_ids, device=DEVICE), pool.clone()
     columns = torch.stack([(positions + lookahead).masked_fill(request_of_row != i, 0).amax() for i in range(3)]) - 2
     columns[1] = 0
-    tokens = replace(tokens, draft=open_draft(logits, columns, 2))
+    tokens = replace(tokens, draft=OpenDraft(best_of_chunks(logits), num_ids, columns, 2))
     is_draft = positions + lookahead == columns[request_of_row] + 2
     token_ids = token_ids.where(~is_draft, logits.argmax(1)[request_of_row])
     assert_near(module_inputs(tokens, hidden, norms), module_inputs_reference(token_ids, hidden.double(), wide))

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from specbench.engine.kernels.sampling import NoiseRows, best_ids
+from specbench.engine.kernels.head_best import best_of_head
+from specbench.engine.kernels.sampling import NoiseRows, best_ids, ids_of_bests
 from specbench.engine.sampling.noise import DRAFT, TARGET_SAMPLE, exponential_noise, spread_ids, window_stream
 
 HAS_GPU = torch.cuda.is_available()
@@ -24,6 +25,28 @@ def test_the_best_id_is_the_lowest_of_the_largest(shape: tuple[int, int]) -> Non
     assert torch.equal(best_ids(logits), logits.argmax(-1))
     padded = torch.nn.functional.pad(logits, (0, 3), value=1e9)[:, :-3]
     assert torch.equal(best_ids(padded), logits.argmax(-1))
+
+
+@pytest.mark.parametrize(("num_rows", "num_ids", "hidden"), [(1, 50, 96), (5, 300, 40), (20, 700, 128)])
+def test_the_best_ids_over_a_head(num_rows: int, num_ids: int, hidden: int) -> None:
+    check_head(num_rows, num_ids, hidden, torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
+@pytest.mark.parametrize("num_rows", [1, 9, 16, 33, 64])
+@pytest.mark.parametrize(("num_ids", "hidden"), [(200058, 2048), (40001, 4096), (700, 72)])
+def test_the_best_ids_over_a_head_on_a_gpu(num_rows: int, num_ids: int, hidden: int) -> None:
+    check_head(num_rows, num_ids, hidden, torch.bfloat16)
+
+
+def check_head(num_rows: int, num_ids: int, hidden: int, dtype: torch.dtype) -> None:
+    """In whole numbers, so that sums are exact and ties are many: the lowest id. Rows of padding are left out."""
+    x, weight = (torch.randint(-2, 3, (rows, hidden)).float() for rows in (num_rows, num_ids + 6))
+    weight[num_ids:] = 100 * x[:1].sign()
+    weight[3], weight[num_ids // 2] = x[0], x[0]
+    ids = ids_of_bests(best_of_head(x.to(DEVICE, dtype), weight.to(DEVICE, dtype), num_ids), num_ids)
+    assert ids.tolist() == (x @ weight[:num_ids].T).argmax(1).tolist()
 
 
 def test_ids_exist_where_logits_are_no_numbers() -> None:

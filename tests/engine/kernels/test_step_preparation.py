@@ -15,7 +15,8 @@ from specbench.engine.kernels.draft_inputs import (
     draft_rows,
     draft_rows_reference,
 )
-from specbench.engine.kernels.drafts import count_drafts, count_drafts_reference, store_best, store_draft
+from specbench.engine.kernels.drafts import OpenDraft, close_draft, count_drafts, count_drafts_reference, store_draft
+from specbench.engine.kernels.sampling import best_of_chunks
 from specbench.engine.kernels.step_preparation import (
     gather_requests,
     gather_requests_reference,
@@ -122,7 +123,7 @@ def test_the_best_of_logits_becomes_a_draft(num_ids: int):
     rows, columns = torch.tensor([4, 0, 2], device=DEVICE), torch.tensor([7, 0, 20], device=DEVICE)
     logits = torch.randn(3, num_ids + 5, device=DEVICE)[:, :num_ids]
     logits[1, [1, num_ids - 1]] = 50.0  # a tie
-    found = store_best(logits, pool, rows, columns, 4)
+    found = close_draft(OpenDraft(best_of_chunks(logits), num_ids, columns, 4), pool, rows)
     assert found.tolist() == [int(logits[0].argmax()), 1, int(logits[2].argmax())]
     expected[rows, columns + 4] = found
     assert torch.equal(pool, expected)
