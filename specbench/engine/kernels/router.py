@@ -20,9 +20,28 @@ from torch import Tensor
 from specbench.engine.kernels.overlap import launch_options
 
 #: Rows up to which scores are summed up lane by lane; matrix instructions take 16 at a time.
-_MAX_LANE_ROWS = 16
+_MAX_LANE_ROWS = 8
 _LANE_EXPERTS = 8
-_DOT_ROWS, _DOT_EXPERTS = 16, 16
+_DOT_EXPERTS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RouterWeight:
+    """The matrix, as the kernels want it."""
+
+    # [experts, hidden] fp32
+    weight: Tensor
+    # [3, experts, hidden] bf16, which add up to it: a product with rows in bf16 is exact in each
+    parts: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor) -> RouterWeight:
+        """weight: [experts, hidden] fp32."""
+        rest, parts = weight, []
+        for _ in range(3):
+            parts.append(rest.bfloat16())
+            rest = rest - parts[-1].float()
+        return cls(weight.contiguous(), torch.stack(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +68,26 @@ class Choice:
     entries: Tensor
 
 
-def router_scores(x: Tensor, weight: Tensor) -> RouterScores:
-    """x [T, hidden], weight [experts, hidden] fp32 -> logits [T, experts], as exact as sums in fp32 are."""
+def router_scores(x: Tensor, router: RouterWeight) -> RouterScores:
+    """x [T, hidden] -> logits [T, experts], as exact as sums in fp32 are."""
     num_rows, hidden = x.shape
-    num_experts = len(weight)
+    num_experts = len(router.weight)
     logits = torch.empty(num_rows, num_experts, dtype=torch.float32, device=x.device)
     counts = torch.empty(num_experts, dtype=torch.int32, device=x.device)
-    assert x.is_contiguous() and weight.is_contiguous()
-    arguments = (x, weight, logits, counts, num_rows)
-    options = {"EXPERTS": num_experts, "HIDDEN": hidden, **launch_options(x.device), "num_warps": 4}
+    assert x.is_contiguous()
+    options = {"EXPERTS": num_experts, "HIDDEN": hidden, **launch_options(x.device)}
     if num_rows <= _MAX_LANE_ROWS:
-        block_rows = 1 if num_rows <= 8 else 4
-        _scores_by_lanes[(triton.cdiv(num_rows, block_rows), triton.cdiv(num_experts, _LANE_EXPERTS))](
-            *arguments, **options, BLOCK_ROWS=block_rows, BLOCK_EXPERTS=_LANE_EXPERTS, BLOCK_K=512 // block_rows
+        _scores_by_lanes[(num_rows, triton.cdiv(num_experts, _LANE_EXPERTS))](
+            x, router.weight, logits, counts, **options, BLOCK_EXPERTS=_LANE_EXPERTS, BLOCK_K=512, num_warps=4
         )
-    else:
-        _scores_by_dots[(triton.cdiv(num_rows, _DOT_ROWS), triton.cdiv(num_experts, _DOT_EXPERTS))](
-            *arguments, **options, BLOCK_ROWS=_DOT_ROWS, BLOCK_EXPERTS=_DOT_EXPERTS, BLOCK_K=128,
-            IS_WIDE=x.dtype == torch.float32,
-        )  # fmt: skip
+        return RouterScores(logits, counts)
+    is_wide = x.dtype == torch.float32
+    block_rows = 16 if num_rows <= 256 else 64
+    _scores_by_dots[(triton.cdiv(num_rows, block_rows), triton.cdiv(num_experts, _DOT_EXPERTS))](
+        x, router.weight if is_wide else router.parts, logits, counts, num_rows, **options,
+        BLOCK_ROWS=block_rows, BLOCK_EXPERTS=_DOT_EXPERTS, BLOCK_K=32 if is_wide else 256, IS_WIDE=is_wide,
+        num_warps=2 if block_rows == 16 else 4, num_stages=3,
+    )  # fmt: skip
     return RouterScores(logits, counts)
 
 
@@ -125,38 +145,34 @@ def _choose(
     return Choice(experts, weights, counts, entries)
 
 
-@triton.jit(do_not_specialize=("num_rows",))
+@triton.jit
 def _scores_by_lanes(
     x,
     weight,
     logits,
     counts,
-    num_rows,
     EXPERTS: tl.constexpr,
     HIDDEN: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
     BLOCK_EXPERTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):
-    """A few rows, a few experts. Every lane adds up its own share; shares are added once, at the end."""
+    """One row, a few experts. Every lane adds up its own share; shares are added once, at the end."""
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    row = tl.program_id(0)
     expert = tl.program_id(1) * BLOCK_EXPERTS + tl.arange(0, BLOCK_EXPERTS)
     k = tl.arange(0, BLOCK_K)
-    shares = tl.zeros([BLOCK_ROWS, BLOCK_EXPERTS, BLOCK_K], tl.float32)
+    shares = tl.zeros([BLOCK_EXPERTS, BLOCK_K], tl.float32)
     for start in range(0, HIDDEN, BLOCK_K):
         is_k = k < HIDDEN - start
-        is_input = (row < num_rows)[:, None] & is_k[None, :]
         is_weight = (expert < EXPERTS)[:, None] & is_k[None, :]
-        v = tl.load(x + row.to(tl.int64)[:, None] * HIDDEN + start + k[None, :], mask=is_input, other=0.0)
+        v = tl.load(x + row.to(tl.int64) * HIDDEN + start + k, mask=is_k, other=0.0)
         w = tl.load(weight + expert[:, None] * HIDDEN + start + k[None, :], mask=is_weight, other=0.0)
-        shares += v.to(tl.float32)[:, None, :] * w[None, :, :]
-    place = logits + row[:, None] * EXPERTS + expert[None, :]
-    tl.store(place, tl.sum(shares, 2), mask=(row < num_rows)[:, None] & (expert < EXPERTS)[None, :])
-    tl.store(counts + expert, expert * 0, mask=(expert < EXPERTS) & (tl.program_id(0) == 0))
+        shares += v.to(tl.float32)[None, :] * w
+    tl.store(logits + row * EXPERTS + expert, tl.sum(shares, 1), mask=expert < EXPERTS)
+    tl.store(counts + expert, expert * 0, mask=(expert < EXPERTS) & (row == 0))
 
 
 @triton.jit(do_not_specialize=("num_rows",))
@@ -174,32 +190,32 @@ def _scores_by_dots(
     IS_WIDE: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):
-    """A tile by matrix instructions. Narrow rows are multiplied by a weight in three narrow parts, which together are
-    all of it, so that every product is exact."""
+    """A tile by matrix instructions: with the weight itself for wide rows, else with its three parts."""
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     expert = tl.program_id(1) * BLOCK_EXPERTS + tl.arange(0, BLOCK_EXPERTS)
     k = tl.arange(0, BLOCK_K)
-    sums = tl.zeros([BLOCK_ROWS, BLOCK_EXPERTS], tl.float32)
-    for start in tl.range(0, HIDDEN, BLOCK_K, num_stages=4):
+    PART: tl.constexpr = EXPERTS * HIDDEN
+    inputs = x + row.to(tl.int64)[:, None] * HIDDEN + k[None, :]
+    weights = weight + expert[:, None] * HIDDEN + k[None, :]
+    high = tl.zeros([BLOCK_ROWS, BLOCK_EXPERTS], tl.float32)
+    middle = tl.zeros([BLOCK_ROWS, BLOCK_EXPERTS], tl.float32)
+    low = tl.zeros([BLOCK_ROWS, BLOCK_EXPERTS], tl.float32)
+    for start in tl.range(0, HIDDEN, BLOCK_K):
         is_k = k < HIDDEN - start
-        is_input = (row < num_rows)[:, None] & is_k[None, :]
         is_weight = (expert < EXPERTS)[:, None] & is_k[None, :]
-        v = tl.load(x + row.to(tl.int64)[:, None] * HIDDEN + start + k[None, :], mask=is_input, other=0.0)
-        w = tl.load(weight + expert[:, None] * HIDDEN + start + k[None, :], mask=is_weight, other=0.0)
-        if IS_WIDE:
-            sums = tl.dot(v, tl.trans(w), sums, input_precision="ieee")
-        else:
-            high = w.to(v.dtype)
-            rest = w - high.to(tl.float32)
-            middle = rest.to(v.dtype)
-            low = (rest - middle.to(tl.float32)).to(v.dtype)
-            sums = tl.dot(v, tl.trans(high), sums)
-            sums = tl.dot(v, tl.trans(middle), sums)
-            sums = tl.dot(v, tl.trans(low), sums)
+        v = tl.load(inputs + start, mask=(row < num_rows)[:, None] & is_k[None, :], other=0.0)
+        w = tl.load(weights + start, mask=is_weight, other=0.0)
+        high = tl.dot(v, tl.trans(w), high, input_precision="ieee")
+        if not IS_WIDE:
+            w = tl.load(weights + (PART + start), mask=is_weight, other=0.0)
+            middle = tl.dot(v, tl.trans(w), middle)
+            w = tl.load(weights + (2 * PART + start), mask=is_weight, other=0.0)
+            low = tl.dot(v, tl.trans(w), low)
     place = logits + row[:, None] * EXPERTS + expert[None, :]
+    sums = high + (middle + low)
     tl.store(place, sums, mask=(row < num_rows)[:, None] & (expert < EXPERTS)[None, :])
     tl.store(counts + expert, expert * 0, mask=(expert < EXPERTS) & (tl.program_id(0) == 0))
 

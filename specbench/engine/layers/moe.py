@@ -20,7 +20,7 @@ from torch import Tensor
 from specbench.engine.layers.linear import Fp8Stack, Nvfp4Stack
 
 if TYPE_CHECKING:
-    from specbench.engine.kernels.router import Choice
+    from specbench.engine.kernels.router import Choice, RouterWeight
 
 #: Above any sigmoid plus bias: makes the router choose the shared experts always.
 _ALWAYS = 1e4
@@ -49,6 +49,7 @@ class SoftmaxRouter:
     def __init__(self, weight: Tensor, num_chosen: int, is_renormalised: bool) -> None:
         #: [experts, hidden] fp32
         self._weight = weight
+        self._on_gpu = _weight_on_gpu(weight)
         self._is_renormalised = is_renormalised
         self.num_chosen = num_chosen
 
@@ -61,7 +62,8 @@ class SoftmaxRouter:
     def choose_on_gpu(self, x: Tensor) -> Choice:
         from specbench.engine.kernels.router import choose_by_softmax, router_scores
 
-        scores = router_scores(x, self._weight)
+        assert self._on_gpu is not None
+        scores = router_scores(x, self._on_gpu)
         return choose_by_softmax(scores, self.num_chosen, is_renormalised=self._is_renormalised)
 
 
@@ -71,6 +73,7 @@ class SharedExpertRouter:
     def __init__(self, weight: Tensor, bias: Tensor, num_routed_per_token: int, num_shared: int, scale: Tensor) -> None:
         #: [experts, hidden] fp32, shared experts last
         self._weight = weight
+        self._on_gpu = _weight_on_gpu(weight)
         #: [experts] fp32
         self._bias = torch.cat((bias, bias.new_full((num_shared,), _ALWAYS)))
         #: [1] fp32
@@ -87,7 +90,17 @@ class SharedExpertRouter:
     def choose_on_gpu(self, x: Tensor) -> Choice:
         from specbench.engine.kernels.router import choose_by_sigmoid, router_scores
 
-        return choose_by_sigmoid(router_scores(x, self._weight), self._bias, self._scale, self.num_chosen)
+        assert self._on_gpu is not None
+        return choose_by_sigmoid(router_scores(x, self._on_gpu), self._bias, self._scale, self.num_chosen)
+
+
+def _weight_on_gpu(weight: Tensor) -> RouterWeight | None:
+    """[experts, hidden] fp32, as kernels want it."""
+    if not weight.is_cuda:
+        return None
+    from specbench.engine.kernels.router import RouterWeight
+
+    return RouterWeight.of(weight)
 
 
 #: Matrices of experts in codes.

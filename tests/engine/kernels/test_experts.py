@@ -10,6 +10,7 @@ from specbench.engine.kernels.experts import run_experts, run_experts_reference
 from specbench.engine.kernels.router import (
     Choice,
     RouterScores,
+    RouterWeight,
     choose_by_sigmoid,
     choose_by_sigmoid_reference,
     choose_by_softmax,
@@ -40,11 +41,11 @@ def assert_same_choice(choice: Choice, expected: tuple[torch.Tensor, torch.Tenso
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=ON_GPU)])
-@pytest.mark.parametrize(("num_rows", "hidden"), [(1, 600), (11, 130), (40, 300)])
+@pytest.mark.parametrize(("num_rows", "hidden"), [(1, 600), (7, 130), (40, 300), (270, 40)])
 def test_router_scores(num_rows: int, hidden: int, dtype: torch.dtype) -> None:
     """In fp32 throughout, whatever the rows are in."""
     x, weight = torch.randn(num_rows, hidden, device=DEVICE).to(dtype), torch.randn(19, hidden, device=DEVICE)
-    scores = router_scores(x, weight)
+    scores = router_scores(x, RouterWeight.of(weight))
     torch.testing.assert_close(scores.logits.double(), x.double() @ weight.double().T, rtol=1e-5, atol=3e-5)
     assert scores.counts.tolist() == [0] * 19
 
