@@ -88,16 +88,18 @@ def plan_tiles(
     num_kv_heads: int,
     head_bytes: int,
     num_splits: int | None = None,
+    *,
+    is_relative: bool = False,
 ) -> TilePlan:
-    """From what the host knows: requests, rows in total and of the longest, heads a key head, key heads, and bytes of
-    one head's query."""
+    """From what the host knows: requests, rows in total and of the longest, heads a key head, key heads, bytes of one
+    head's query, and whether distances add to scores."""
     is_wide = head_bytes > _MAX_HEAD_BYTES
     max_tile_rows = max(_MAX_TILE_ROWS // 2 if is_wide else _MAX_TILE_ROWS, triton.next_power_of_2(group))
     tile_rows = min(max(16, triton.next_power_of_2(max_rows * group)), max_tile_rows)
     rows_a_tile = tile_rows // group
     is_tile_a_request = max_rows <= rows_a_tile
     num_tiles = num_reqs if is_tile_a_request else num_rows // rows_a_tile + num_reqs
-    pipeline = _pipeline(tile_rows, num_tiles * num_kv_heads, is_wide)
+    pipeline = _pipeline(tile_rows, num_tiles * num_kv_heads, is_wide=is_wide, is_relative=is_relative)
     if num_splits is None:
         wanted = pipeline.full_grid // max(num_tiles * num_kv_heads, 1)
         num_splits = min(1 << max(wanted.bit_length() - 1, 0), _MAX_SPLITS)
@@ -122,15 +124,17 @@ class _Pipeline:
     full_grid: int
 
 
-def _pipeline(tile_rows: int, num_pairs: int, is_wide: bool) -> _Pipeline:
-    """What was fastest on an H200 at 1 to 64 requests of about 1,200 tokens, 8 key heads; num_pairs: of tile and key
-    head."""
+def _pipeline(tile_rows: int, num_pairs: int, *, is_wide: bool, is_relative: bool) -> _Pipeline:
+    """What was fastest on an H200 at 1 to 64 requests of about 1,200 tokens, 8 key heads (4 with relative biases, which
+    are read beside the keys); num_pairs: of tile and key head."""
     if is_wide:
         return _Pipeline(_TILE_KEYS // 2, 8 if tile_rows >= 128 else 4, 2, _FULL_GRID)
     if tile_rows <= 16 and num_pairs >= _FULL_GRID_OF_LARGE:
         return _Pipeline(_TILE_KEYS, 4, 2, _FULL_GRID_OF_SMALL)
     if tile_rows == 32 and num_pairs > _MANY_PROGRAMS:
         return _Pipeline(_TILE_KEYS // 2, 2, 3, _FULL_GRID)
+    if tile_rows == 64 and is_relative:
+        return _Pipeline(_TILE_KEYS // 2, 4, 4, _FULL_GRID)
     if tile_rows == 64 and num_pairs <= _FULL_GRID_OF_LARGE:
         return _Pipeline(_TILE_KEYS, 4, 4, _FULL_GRID_OF_LARGE)
     return _Pipeline(_TILE_KEYS, 8 if tile_rows >= 128 else 4, 3, _FULL_GRID)
@@ -156,7 +160,10 @@ def paged_attention(
     group = num_heads // num_kv_heads
     num_reqs = len(batch.first_position)
     head_bytes = head_dim * query.element_size()
-    plan = plan or plan_tiles(num_reqs, num_rows, batch.max_rows, group, num_kv_heads, head_bytes)
+    is_relative = relative is not None
+    plan = plan or plan_tiles(
+        num_reqs, num_rows, batch.max_rows, group, num_kv_heads, head_bytes, is_relative=is_relative
+    )
     output = query.new_empty(num_rows, num_heads, head_dim)
     is_split = plan.num_splits > 1
     partial, lse = output, output

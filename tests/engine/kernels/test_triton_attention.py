@@ -109,7 +109,10 @@ def error(case: Case, dtype: torch.dtype = torch.float32, seed: int = 0) -> floa
     """Relative to the reference in fp64; NaN where the kernel left something out or read what it must not."""
     inputs = draw(case, dtype, seed)
     counts, group, head_bytes = case.counts, case.heads // case.kv_heads, case.head_dim * dtype.itemsize
-    plan = plan_tiles(len(counts), sum(counts), max(counts), group, case.kv_heads, head_bytes, case.num_splits)
+    plan = plan_tiles(
+        len(counts), sum(counts), max(counts), group, case.kv_heads, head_bytes, case.num_splits,
+        is_relative=case.extent is not None,
+    )  # fmt: skip
     with poisoned_outputs():
         output = paged_attention(*(getattr(inputs, name) for name in Inputs.__dataclass_fields__), plan=plan)
     wide = replace(
@@ -142,6 +145,7 @@ CASES = {
     "relative verify": Case((0, 190), (3, 3), extent=70, has_log_scale=True),
     "relative in splits": Case((0, 190), (3, 3), extent=70, has_log_scale=True, num_splits=2),
     "relative window": Case((0, 190), (3, 3), extent=24, window=24),
+    "relative in a tile of many rows": Case((0, 190), (9, 9), extent=70, heads=8, has_log_scale=True, num_splits=2),
     "relative chunks": Case((0, 100), (70, 1), extent=50, has_log_scale=True, heads=6),
     "relative window over chunks": Case((20, 100), (70, 1), extent=33, window=33, heads=6, d_rel=17),
 }
@@ -158,6 +162,7 @@ def test_splits_follow_from_what_the_host_knows() -> None:
     assert plan_tiles(16, 16 * 5, 5, 4, 8, 256).num_splits == 2
     assert plan_tiles(16, 16 * 9, 9, 4, 8, 256).num_splits == 1
     assert plan_tiles(64, 64 * 9, 9, 4, 8, 256).num_splits == 1
+    assert plan_tiles(16, 16 * 9, 9, 4, 4, 256, is_relative=True).num_splits == 4
     assert plan_tiles(1, 4096, 4096, 4, 8, 256).num_splits == 1
 
 
