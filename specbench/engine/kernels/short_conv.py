@@ -19,6 +19,9 @@ from specbench.engine.kernels.norm import rms_norm_reference
 from specbench.engine.kernels.overlap import launch_options
 from specbench.engine.kernels.step_rows import StepRows
 
+#: Channels of a row that one warp takes.
+_WARP_CHANNELS = 512
+
 
 @dataclass(frozen=True, slots=True)
 class CachedConv:
@@ -93,7 +96,7 @@ def conv_add_norm(
         HAS_PICKED=picked is not None,
         IS_UNIFORM=rows.is_uniform(num_rows),
         **launch_options(x.device),
-        num_warps=min(max(block // 512, 1), 16),
+        num_warps=min(max(block // _WARP_CHANNELS, 1), 16),
     )
     return summed, normed
 
