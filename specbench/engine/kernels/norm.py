@@ -20,6 +20,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return normed
 
 
+def sum_rms_norm(product: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """product fp32 [splits, T, hidden] -> its sum over splits, rounded to `dtype`, and the norm of that."""
+    summed, normed = (product.new_empty(product.shape[1:], dtype=dtype) for _ in range(2))
+    _launch(summed, product, weight, summed, normed, eps, has_delta=True, has_x=False)
+    return summed, normed
+
+
 def add_rms_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """x + delta, rounded to the type of x, and its norm. delta: like x, or fp32 [splits, *x.shape]."""
     summed, normed = torch.empty_like(x), torch.empty_like(x)
@@ -33,8 +40,9 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _launch(
-    x: Tensor, delta: Tensor, weight: Tensor, summed: Tensor, normed: Tensor, eps: float, *, has_delta: bool
-) -> None:
+    x: Tensor, delta: Tensor, weight: Tensor, summed: Tensor, normed: Tensor, eps: float, *, has_delta: bool,
+    has_x: bool = True,
+) -> None:  # fmt: skip
     assert x.is_contiguous() and delta.is_contiguous() and weight.is_contiguous()
     width = weight.shape[-1]
     block = triton.next_power_of_2(width)
@@ -51,6 +59,7 @@ def _launch(
         WEIGHT_ROWS=weight.numel() // width,
         SPLITS=delta.numel() // x.numel(),
         HAS_DELTA=has_delta,
+        HAS_X=has_x,
         **launch_options(x.device),
         num_warps=min(max(block // 512, 1), 16),
     )
@@ -70,6 +79,7 @@ def _norm_row(
     WEIGHT_ROWS: tl.constexpr,
     SPLITS: tl.constexpr,
     HAS_DELTA: tl.constexpr,
+    HAS_X: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):
     if MAY_OVERLAP:
@@ -79,11 +89,12 @@ def _norm_row(
     column = tl.arange(0, BLOCK)
     is_column = column < WIDTH
     start = row.to(tl.int64) * WIDTH
-    values = tl.load(x + start + column, mask=is_column, other=0.0)
+    if HAS_X:
+        values = tl.load(x + start + column, mask=is_column, other=0.0)
     factor = tl.load(weight + (row % WEIGHT_ROWS) * WIDTH + column, mask=is_column, other=0.0).to(tl.float32)
     if HAS_DELTA:
         added = load_sum(delta + start + column, is_column, split_stride, SPLITS).to(summed.dtype.element_ty)
-        values = (values.to(tl.float32) + added.to(tl.float32)).to(summed.dtype.element_ty)
+        values = (values.to(tl.float32) + added.to(tl.float32)).to(summed.dtype.element_ty) if HAS_X else added
         tl.store(summed + start + column, values, mask=is_column)
     wide = values.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)

@@ -44,3 +44,11 @@ class RMSNorm:
             return add_rms_norm(x, delta, self.weight, self.eps)
         x = x + delta
         return x, self(x)
+
+    def of_product(self, product: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """A product in `dtype`, which may be left as partial sums (see Linear), and its norm."""
+        if product.dim() == 2:
+            return product, self(product)
+        from specbench.engine.kernels.norm import sum_rms_norm
+
+        return sum_rms_norm(product, self.weight, self.eps, dtype)

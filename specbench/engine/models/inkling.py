@@ -391,8 +391,7 @@ class InklingModule:
         picked: PickedRows | None = None,
     ) -> Tensor:
         # inputs: [T, 2 * hidden]. The scaling of scores by position is the target's alone.
-        x = self._input_projection(inputs)
-        normed = self.block.attention_norm(x)
+        x, normed = self.block.attention_norm.of_product(self._input_projection.partial_sums(inputs), inputs.dtype)
         return self.block(x, normed, metadata, attention, caches, None, next_norm, picked)[1]
 
 

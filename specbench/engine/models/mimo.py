@@ -59,9 +59,9 @@ class MiMoModule:
 
     def __call__(self, inputs: Tensor, metadata: AttentionMetadata, caches: Caches) -> Tensor:
         # inputs: [T, 2 * hidden]
-        x = self._input_projection(inputs)
+        product = self._input_projection.partial_sums(inputs)
+        x, normed = self._layer.attention_norm.of_product(product, inputs.dtype)
         attention, rotation = self._attention.start(metadata), self._rotary(metadata.positions)
-        normed = self._layer.attention_norm(x)
         return self._layer(x, normed, metadata, attention, rotation, caches, self._final_norm)[1]
 
 

@@ -20,7 +20,7 @@ from specbench.engine.kernels.attention_inputs import (
 )
 from specbench.engine.kernels.draft_inputs import InputNorms, module_inputs, module_inputs_reference
 from specbench.engine.kernels.drafts import OpenDraft
-from specbench.engine.kernels.norm import add_rms_norm, rms_norm, rms_norm_reference
+from specbench.engine.kernels.norm import add_rms_norm, rms_norm, rms_norm_reference, sum_rms_norm
 from specbench.engine.kernels.rotation import rotation, rotation_reference
 from specbench.engine.kernels.sampling import best_of_chunks
 from specbench.engine.kernels.short_conv import CachedConv, PickedRows, conv_add_norm, conv_add_norm_reference
@@ -65,6 +65,14 @@ def test_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert_near(rms_norm(x, weight, EPS), rms_norm_reference(x.double(), weight.double(), EPS))
     summed, normed = add_rms_norm(x, delta, weight, EPS)
     torch.testing.assert_close(summed, x + delta, rtol=0, atol=0)
+    assert_near(normed, rms_norm_reference(summed.double(), weight.double(), EPS))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_of_partial_sums(dtype: torch.dtype) -> None:
+    product, weight = randn(3, 5, 100, dtype=torch.float32), randn(100, dtype=dtype)
+    summed, normed = sum_rms_norm(product, weight, EPS, dtype)
+    assert_near(summed, product.double().sum(0))
     assert_near(normed, rms_norm_reference(summed.double(), weight.double(), EPS))
 
 
