@@ -30,11 +30,30 @@ def run_experts(x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor, first_
     """x [T, hidden], gate_up [experts, 2 * width, hidden] (gates first), down [experts, width, hidden] -> [T, hidden]:
     the sum over a row's experts of weight * down(silu(gate(x)) * up(x)), of those from `first_expert` on that are here.
     """
+    num_experts = len(down)
+    outputs = _products(x, choice, gate_up, down, first_expert, are_parts=False)
+    return sum_chosen(outputs, choice, first_expert, num_experts)
+
+
+def partial_sums(x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor) -> Tensor:
+    """The same where all experts are here, fp32 [chosen, T, hidden], whose sum over the chosen it is: for kernels that
+    add up as they read (few_rows.load_sum)."""
+    return _products(x, choice, gate_up, down, first_expert=0, are_parts=True)
+
+
+def _products(
+    x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor, first_expert: int, *, are_parts: bool
+) -> Tensor:
+    """[T * chosen, hidden] of the entries whose experts are here; in parts as partial_sums has them."""
     num_rows, hidden = x.shape
     num_experts, width, _ = down.shape
+    num_chosen = choice.experts.shape[1]
     plan = launch_plan(x, choice, num_experts, first_expert, width)
-    num_entries = choice.experts.numel()
-    activated, outputs = x.new_empty(num_entries, width), x.new_empty(num_entries, hidden)
+    activated = x.new_empty(num_rows * num_chosen, width)
+    if are_parts:
+        outputs = x.new_empty(num_chosen, num_rows, hidden, dtype=torch.float32)
+    else:
+        outputs = x.new_empty(num_rows * num_chosen, hidden)
     assert gate_up.is_contiguous() and down.is_contiguous()
     launch = launch_options(x.device)
     gate_up_tile, down_tile = _tile_shapes(x.dtype, num_rows, plan.options["BLOCK_M"])
@@ -46,9 +65,9 @@ def run_experts(x: Tensor, choice: Choice, gate_up: Tensor, down: Tensor, first_
     _down_tile[(triton.cdiv(hidden, down_tile.columns), plan.num_tiles)](
         activated, TensorDescriptor.from_tensor(down.flatten(0, 1), [down_tile.depth, down_tile.columns]),
         choice.experts, choice.entries, choice.counts, outputs, num_rows,
-        **plan.options, **launch, **down_tile.options,
+        **plan.options, **launch, **down_tile.options, ARE_PARTS=are_parts,
     )  # fmt: skip
-    return sum_chosen(outputs, choice, first_expert, num_experts)
+    return outputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +255,7 @@ def _down_tile(
     MAY_OVERLAP: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    ARE_PARTS: tl.constexpr,
 ):
     """The way back of one tile of entries, some columns."""
     if MAY_OVERLAP:
@@ -257,7 +277,8 @@ def _down_tile(
         w = down.load([expert * WIDTH + start, first])
         sums = tl.dot(tl.trans(w), tl.trans(v), sums, input_precision=PRECISION)
     n = first + tl.arange(0, BLOCK_N)
-    place = outputs + entry.to(tl.int64)[:, None] * HIDDEN + n[None, :]
+    output_row = (entry % CHOSEN) * num_rows + entry // CHOSEN if ARE_PARTS else entry
+    place = outputs + output_row.to(tl.int64)[:, None] * HIDDEN + n[None, :]
     tl.store(place, tl.trans(sums).to(outputs.dtype.element_ty), mask=is_entry[:, None] & (n < HIDDEN)[None, :])
 
 

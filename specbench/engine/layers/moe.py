@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _ALWAYS = 1e4
 #: Multiply-adds that one call may spend on experts that its tokens did not choose: what sorting costs, on a CPU core.
 _MAX_WASTED_MACS = 2_000_000
+#: Rows whose entries a reader adds up in less time than a launch takes.
+_MAX_PARTIAL_ROWS = 64
 
 
 class Router(Protocol):
@@ -120,7 +122,7 @@ class ExpertStack:
         #: [experts, width, hidden]
         self.down = down
         self.first_expert = first_expert
-        self._are_all = are_all
+        self.are_all = are_all
         self.num_experts, self.width, hidden = down.shape
         wasted_macs = max(int((self.num_experts - num_chosen) * 3 * self.width * hidden), 1)
         #: Most tokens that run through all of these.
@@ -137,12 +139,19 @@ class ExpertStack:
 
         return run_experts(x, choice, self.gate_up, self.down, self.first_expert)
 
+    def partial_sums(self, x: Tensor, choice: Choice) -> Tensor:
+        """The same as fp32 [chosen, T, hidden], whose sum over the chosen it is, where all experts are here."""
+        from specbench.engine.kernels.experts import partial_sums
+
+        assert self.are_all
+        return partial_sums(x, choice, self.gate_up, self.down)
+
     def dense(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Every expert for every token; those not chosen weigh nothing."""
         # chosen, weights: [T, chosen]
         num_tokens = x.shape[0]
         # A column behind the last expert takes what others' weigh.
-        weight_of = weights.new_zeros(num_tokens, self.num_experts + (not self._are_all))
+        weight_of = weights.new_zeros(num_tokens, self.num_experts + (not self.are_all))
         weight_of = weight_of.scatter_(1, self._places(chosen), weights)[:, : self.num_experts].to(x.dtype)
         gate_up = F.linear(x, self.gate_up.flatten(0, 1)).view(num_tokens, self.num_experts, 2, self.width)
         activated = F.silu(gate_up[:, :, 0]) * gate_up[:, :, 1] * weight_of.unsqueeze(-1)
@@ -163,13 +172,13 @@ class ExpertStack:
         in_order = torch.empty_like(outputs)
         in_order[order] = outputs
         in_order = in_order.view(-1, num_chosen, x.shape[1])
-        if not self._are_all:  # no product writes the rows of others
+        if not self.are_all:  # no product writes the rows of others
             in_order.masked_fill_((places == self.num_experts).unsqueeze(-1), 0.0)
         return in_order.sum(1)
 
     def _places(self, chosen: Tensor) -> Tensor:
         """Expert ids -> places in this stack; behind its last one for an expert that is not in it."""
-        return chosen if self._are_all else _places(chosen, self.first_expert, self.num_experts)
+        return chosen if self.are_all else _places(chosen, self.first_expert, self.num_experts)
 
 
 class CodedExpertStack:
@@ -223,6 +232,14 @@ class MixtureOfExperts:
             return self._on_gpu(x)
         chosen, weights = self._router(x)
         return reduce(torch.add, (stack(x, chosen, weights) for stack in self._stacks))
+
+    def partial_sums(self, x: Tensor) -> Tensor:
+        """The same, or for few rows on a GPU fp32 [chosen, T, hidden], whose sum over the chosen it is: for kernels
+        that take either."""
+        stack = self._stacks[0]
+        if not x.is_cuda or len(x) > _MAX_PARTIAL_ROWS or not isinstance(stack, ExpertStack) or not stack.are_all:
+            return self(x)
+        return stack.partial_sums(x, self._router.choose_on_gpu(x))
 
     def _on_gpu(self, x: Tensor) -> Tensor:
         from specbench.engine.kernels.experts import MAX_ROWS

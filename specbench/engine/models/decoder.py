@@ -79,7 +79,7 @@ class DecoderLayer:
         else:
             self._mlp = _read_experts(experts, weights, prefix + "mlp.")
         #: [T, hidden] -> the same, or its partial sums
-        self._mlp_sums = self._mlp.partial_sums if isinstance(self._mlp, GatedMLP) else self._mlp
+        self._mlp_sums = self._mlp.partial_sums
         self.linears = (*self._attention.linears, *(self._mlp.linears if isinstance(self._mlp, GatedMLP) else ()))
 
     def __call__(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from specbench.engine.kernels.experts import run_experts, run_experts_reference
+from specbench.engine.kernels.experts import partial_sums, run_experts, run_experts_reference
 from specbench.engine.kernels.router import (
     Choice,
     RouterScores,
@@ -97,10 +97,14 @@ def check_run(
     torch.use_deterministic_algorithms(True)  # outputs are NaN until they are written
     try:
         output = run_experts(x, choice, gate_up, down, first)
+        parts = partial_sums(x, choice, gate_up, down) if own == slice(None) else None
     finally:
         torch.use_deterministic_algorithms(False)
     expected = run_experts_reference(x.double(), choice, gate_up.double(), down.double(), first)
     assert output.isfinite().all()
+    if parts is not None:
+        assert parts.shape == (num_chosen, num_rows, hidden) and parts.dtype == torch.float32
+        torch.testing.assert_close(parts.sum(0), output.float(), rtol=2e-2, atol=2e-2)
     difference, tolerance = (output.double() - expected).norm(), 1e-6 if dtype == torch.float32 else 8e-3
     assert difference <= tolerance * expected.norm()
 
