@@ -26,6 +26,11 @@ _TILE_IDS, _TILE_K = 128, 128
 _PROGRAMS = 2
 
 
+def takes(num_rows: int, weight: Tensor) -> bool:
+    """Whether it is for so many rows and such a matrix: in a narrow type, its rows as descriptors want them."""
+    return num_rows <= MAX_ROWS and weight.dtype == torch.bfloat16 and weight.stride(0) % 8 == 0
+
+
 def best_of_head(hidden: Tensor, weight: Tensor, num_ids: int) -> ChunkBests:
     """hidden [R, hidden], weight [num_ids or more, hidden] -> of hidden @ weight.T, summed in fp32, the largest logit
     of each tile of ids and its id (ties: the lowest), columns from num_ids on left out."""

@@ -57,14 +57,13 @@ class LogitsHead:
 
     def bests(self, hidden: Tensor) -> ChunkBests:
         """On a GPU: hidden [R, hidden_size] -> the best of each part of the logits of this rank's ids."""
-        from specbench.engine.kernels import head_best
+        from specbench.engine.kernels.head_best import best_of_head, takes
         from specbench.engine.kernels.sampling import best_of_chunks
 
         matrix = self._projection.matrix
-        is_taken = matrix is not None and matrix.dtype == torch.bfloat16 and len(hidden) <= head_best.MAX_ROWS
-        if matrix is None or not is_taken or self._divisor != 1.0:
+        if matrix is None or self._divisor != 1.0 or not takes(len(hidden), matrix):
             return best_of_chunks(self.own_logits(hidden))
-        return head_best.best_of_head(hidden.contiguous(), matrix, self._vocabulary.stop - self._vocabulary.start)
+        return best_of_head(hidden.contiguous(), matrix, self._vocabulary.stop - self._vocabulary.start)
 
 
 def num_head_rows(num_ids: int, num_stored: int, device: torch.device) -> int:
