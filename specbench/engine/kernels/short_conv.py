@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.engine.kernels.few_rows import load_sum, num_sums
 from specbench.engine.kernels.norm import rms_norm_reference
 from specbench.engine.kernels.overlap import launch_options
 from specbench.engine.kernels.step_rows import StepRows
@@ -61,15 +62,15 @@ def conv_add_norm(
     eps: float,
     picked: PickedRows | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """x, residual [T, channels] -> residual + convolution of x, and the norm of that (itself without a weight), of
-    which rows are picked.
+    """x [T, channels], or fp32 [splits, T, channels], residual [T, channels] -> residual + convolution of x, and the
+    norm of that (itself without a weight), of which rows are picked.
 
     Stores x in the cache.
     """
-    num_rows, channels = x.shape
+    num_rows, channels = residual.shape
     assert picked is None or (rows.is_uniform(num_rows) and picked.output.is_contiguous())
-    summed = torch.empty_like(x)
-    normed = summed if norm_weight is None else torch.empty_like(x)
+    summed = torch.empty_like(residual)
+    normed = summed if norm_weight is None else torch.empty_like(residual)
     assert x.is_contiguous() and residual.is_contiguous() and conv.is_contiguous
     block = triton.next_power_of_2(channels)
     _conv_add_norm_row[(num_rows,)](
@@ -80,7 +81,7 @@ def conv_add_norm(
         conv.slot_mapping,
         conv.tap_slots,
         rows.query_start_loc,
-        x if norm_weight is None else norm_weight,
+        residual if norm_weight is None else norm_weight,
         summed,
         normed,
         conv.slot_mapping if picked is None else picked.rows,
@@ -88,10 +89,12 @@ def conv_add_norm(
         len(conv.cache) - 1,
         rows.num_reqs,
         rows.max_rows,
+        num_rows * channels,
         eps,
         CHANNELS=channels,
         BLOCK=block,
         KERNEL=len(conv.taps),
+        SPLITS=num_sums(x),
         HAS_NORM=norm_weight is not None,
         HAS_PICKED=picked is not None,
         IS_UNIFORM=rows.is_uniform(num_rows),
@@ -135,18 +138,18 @@ def offset_in_request(query_start_loc, num_reqs, max_rows, row, IS_UNIFORM: tl.c
 @triton.jit
 def convolve(
     rows_of_step, cache, taps, tap_slots, row, offset, place, channel, is_channel,
-    ROW_STRIDE, CHANNELS: tl.constexpr, KERNEL: tl.constexpr,
+    ROW_STRIDE, CHANNELS: tl.constexpr, KERNEL: tl.constexpr, split_stride=0, SPLITS: tl.constexpr = 1,
 ):  # fmt: skip
     """fp32 sum over the taps of one row, and the row's own input. `place` of a channel in a row of the step may differ
-    from its place in the cache."""
-    own = tl.load(rows_of_step + row.to(tl.int64) * ROW_STRIDE + place, mask=is_channel, other=0.0)
+    from its place in the cache. Rows of the step may be partial sums."""
+    of_row = rows_of_step + row.to(tl.int64) * ROW_STRIDE + place
+    own = load_sum(of_row, is_channel, split_stride, SPLITS).to(cache.dtype.element_ty)
     total = own.to(tl.float32) * tl.load(taps + (KERNEL - 1) * CHANNELS + channel, mask=is_channel, other=0.0)
     for age in tl.static_range(1, KERNEL):
         is_in_step = offset >= age
         slot = tl.load(tap_slots + row.to(tl.int64) * KERNEL + (KERNEL - 1 - age))
-        newer = tl.load(
-            rows_of_step + (row - age).to(tl.int64) * ROW_STRIDE + place, mask=is_channel & is_in_step, other=0.0
-        )
+        newer = load_sum(of_row - age * ROW_STRIDE, is_channel & is_in_step, split_stride, SPLITS)
+        newer = newer.to(cache.dtype.element_ty)
         older = tl.load(cache + slot * CHANNELS + channel, mask=is_channel & (offset < age), other=0.0)
         tap = tl.load(taps + (KERNEL - 1 - age) * CHANNELS + channel, mask=is_channel, other=0.0)
         total += (newer.to(tl.float32) + older.to(tl.float32)) * tap
@@ -174,10 +177,12 @@ def _conv_add_norm_row(
     scratch_slot,
     num_reqs,
     max_rows,
+    split_stride,
     eps,
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
     KERNEL: tl.constexpr,
+    SPLITS: tl.constexpr,
     HAS_NORM: tl.constexpr,
     HAS_PICKED: tl.constexpr,
     IS_UNIFORM: tl.constexpr,
@@ -191,8 +196,9 @@ def _conv_add_norm_row(
     is_channel = channel < CHANNELS
     offset = offset_in_request(query_start_loc, num_reqs, max_rows, row, IS_UNIFORM)
     total, own = convolve(
-        x, cache, taps, tap_slots, row, offset, channel, channel, is_channel, CHANNELS, CHANNELS, KERNEL
-    )
+        x, cache, taps, tap_slots, row, offset, channel, channel, is_channel, CHANNELS, CHANNELS, KERNEL,
+        split_stride, SPLITS,
+    )  # fmt: skip
     slot = tl.load(slot_mapping + row)
     slot = tl.where(slot < 0, scratch_slot, slot)
     tl.store(cache + slot * CHANNELS + channel, own, mask=is_channel)

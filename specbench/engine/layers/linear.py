@@ -41,15 +41,16 @@ class Linear:
             return torch.mm(x, self._weight.T, out_dtype=torch.float32)
         return self(x).to(torch.float32)
 
-    def partial_sums(self, x: Tensor) -> Tensor:
+    def partial_sums(self, x: Tensor, most: int | None = None) -> Tensor:
         """The same [T, outputs], or for few rows on a GPU fp32 [splits, T, outputs], whose sum over splits it is: for
-        kernels that take either."""
+        kernels that take either, or at most so many splits."""
         if not self._may_split:
             return self(x)
         from specbench.engine.kernels import few_rows
 
-        if self._plan is not None and len(x) <= few_rows.MAX_ROWS:
-            return few_rows.partial_sums(x, self._weight, self._bias, self._plan)
+        plan = self._plan
+        if plan is not None and len(x) <= few_rows.MAX_ROWS and (most is None or plan.num_splits <= most):
+            return few_rows.partial_sums(x, self._weight, self._bias, plan)
         num_splits = few_rows.num_batched(len(x), *self._weight.shape)
         if num_splits == 1 or self._bias is not None:
             return self(x)

@@ -31,9 +31,9 @@ class GatedMLP:
         gate, up = self._gate_up(x).chunk(2, -1)
         return self._down(F.silu(gate) * up)
 
-    def partial_sums(self, x: Tensor) -> Tensor:
+    def partial_sums(self, x: Tensor, most: int | None = None) -> Tensor:
         """The same, or its partial sums (see Linear)."""
-        return self._down.partial_sums(self._activated(x)) if x.is_cuda else self(x)
+        return self._down.partial_sums(self._activated(x), most) if x.is_cuda else self(x)
 
     def _activated(self, x: Tensor) -> Tensor:
         from specbench.engine.kernels.activation import silu_and_multiply

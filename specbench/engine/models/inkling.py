@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from specbench.engine.kernels.sampling import ChunkBests
     from specbench.engine.kernels.short_conv import PickedRows
 
+#: Splits of a product that a convolution adds up: it reads several rows for one.
+_MAX_CONVOLVED_SUMS = 2
 # group name -> pool
 Caches = Mapping[str, CachePool]
 
@@ -145,7 +147,15 @@ class InklingBlock:
         kv_inputs, attention_outputs, mlp_outputs = caches[self._conv_group].layers[self._conv_index]
         attended = self._attention(normed, metadata, attention, kv_cache, kv_inputs, log_scale)
         x, normed = self._add_convolved(self._attention_conv, x, attended, attention_outputs, metadata, self._mlp_norm)
-        return self._add_convolved(self._mlp_conv, x, self._mlp(normed), mlp_outputs, metadata, next_norm, picked)
+        return self._add_convolved(
+            self._mlp_conv, x, self._mlp_output(normed), mlp_outputs, metadata, next_norm, picked
+        )
+
+    def _mlp_output(self, x: Tensor) -> Tensor:
+        """[T, hidden], or its partial sums, where the convolution takes them."""
+        if self._parallel.size == 1 and isinstance(self._mlp, GatedMLP):
+            return self._mlp.partial_sums(x, most=_MAX_CONVOLVED_SUMS)
+        return self._mlp(x)
 
     def _add_convolved(
         self,

@@ -134,6 +134,22 @@ ROWS = {
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_convolution_of_partial_sums(dtype: torch.dtype) -> None:
+    """Every row is summed up and rounded before anything else."""
+    paged, width = ROWS["chunks"](), 37
+    num_rows = len(paged.slot_mapping)
+    parts, residual = randn(2, num_rows, width, dtype=torch.float32), randn(num_rows, width, dtype=dtype)
+    taps, weight = randn(KERNEL, width, dtype=torch.float32), randn(width, dtype=dtype)
+    conv = CachedConv(taps, paged.cache(width, dtype), paged.slot_mapping, paged.tap_slots)
+    whole = replace(conv, cache=conv.cache.clone())
+    outputs = conv_add_norm(parts, residual, conv, paged.rows, weight, EPS)
+    expected = conv_add_norm((parts[0] + parts[1]).to(dtype), residual, whole, paged.rows, weight, EPS)
+    for output, other in zip(outputs, expected, strict=True):
+        assert output.dtype == dtype and torch.equal(output, other)
+    assert torch.equal(conv.cache, whole.cache)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_picked_rows_of_a_convolution(has_norm: bool, dtype: torch.dtype) -> None:
     paged, width = ROWS["verify with dead rows"](), 37
