@@ -31,6 +31,8 @@ from specbench.records import OutputCheck
 #: Ids whose logits are kept of every single row, to be compared with the verify row on the same prefix.
 _NUM_COMPARED_IDS = 8
 _NUM_DIFFERENCES_KEPT = 10
+#: Requests that the rows of k + 1 are computed for at a time, at least: fewer stand there several times over.
+_NUM_TOGETHER = 8
 
 
 def check_output(engine: LLMEngine, results: Sequence[GenerateResult], limit: int) -> OutputCheck:
@@ -39,7 +41,8 @@ def check_output(engine: LLMEngine, results: Sequence[GenerateResult], limit: in
     Every emitted token must be the argmax of plain decoding on the tokens before it, under the request's penalties and
     whatever else it asks for. Where it is not, the difference is
     a near tie if the argmax leads by at most twice the largest logit difference seen here between single rows and rows
-    of k + 1 on the same prefix: rounding of that size can turn the order of two logits.
+    of k + 1 on the same prefix, in batches that are larger where these are small: rounding of that size can turn the
+    order of two logits, and products and attention may round by how many rows there are.
     """
     assert not engine.has_requests
     engine.reset_prefix_cache()  # the replay writes over the blocks
@@ -69,20 +72,27 @@ class ReplayedRequest:
 def _batches(engine: LLMEngine, results: list[GenerateResult]) -> Iterator[list[GenerateResult]]:
     """Batches whose requests can hold their caches at the same time."""
     batch: list[GenerateResult] = []
-    blocks = 0
-    sizes = zip(engine.memory.specs, engine.memory.num_blocks, strict=True)
-    full_attention = [count - 1 for spec, count in sizes if spec.window is None and spec.owner == "target"]
-    # Windowed pools hold what max_num_seqs requests need, whatever their length.
-    capacity = min(full_attention, default=sys.maxsize)
+    blocks, capacity = 0, _num_blocks(engine)
     for result in results:
-        num_tokens = len(result.prompt_token_ids) + len(result.output_token_ids)
-        needed = -(-num_tokens // engine.config.block_size)
+        needed = _blocks_of(engine, result)
         if batch and (len(batch) == engine.config.max_num_seqs or blocks + needed > capacity):
             yield batch
             batch, blocks = [], 0
         batch.append(result)
         blocks += needed
     yield batch
+
+
+def _num_blocks(engine: LLMEngine) -> int:
+    """For the requests of a batch. Windowed pools hold what max_num_seqs requests need, whatever their length."""
+    sizes = zip(engine.memory.specs, engine.memory.num_blocks, strict=True)
+    full_attention = [count - 1 for spec, count in sizes if spec.window is None and spec.owner == "target"]
+    return min(full_attention, default=sys.maxsize)
+
+
+def _blocks_of(engine: LLMEngine, result: GenerateResult) -> int:
+    num_tokens = len(result.prompt_token_ids) + len(result.output_token_ids)
+    return -(-num_tokens // engine.config.block_size)
 
 
 class _Replay:
@@ -129,11 +139,20 @@ class _Replay:
             singles[request].add(first_output, logits, self._processed(request, first_output, logits))
         differences = [0.0] * len(self.results)
         num_verify_rows = self.engine.config.num_speculative_tokens + 1
-        if num_verify_rows > 1:
-            for request, first_output, logits in self._decode(num_rows=num_verify_rows):
+        num_copies = self._num_copies()
+        if num_verify_rows > 1 or num_copies > 1:
+            crowd = self if num_copies == 1 else _Replay(self.engine, self.results * num_copies)
+            for index, first_output, logits in crowd._decode(num_rows=num_verify_rows):
+                request = index % len(self.results)
                 difference = singles[request].difference(first_output, logits)
                 differences[request] = max(differences[request], difference)
         return [single.finish(difference) for single, difference in zip(singles, differences, strict=True)]
+
+    def _num_copies(self) -> int:
+        """How often each request can stand in a larger batch."""
+        most = min(_NUM_TOGETHER, self.engine.config.max_num_seqs) // len(self.results)
+        needed = sum(_blocks_of(self.engine, result) for result in self.results)
+        return max(1, min(most, _num_blocks(self.engine) // needed))
 
     def _processed(self, request: int, first_output: int, logits: torch.Tensor) -> torch.Tensor:
         """What the request's parameters make of these rows, [rows, vocab]."""

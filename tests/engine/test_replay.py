@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.replay import check_output
 from tests.engine.harness import make_engine, run, token_request
 from tests.engine.test_speculation import ragged_prompts
@@ -46,6 +48,24 @@ def test_one_wrong_token_is_a_mismatch_where_it_stands(folder: Path, at: int):
     first = check.differences[0]
     assert (first["request_id"], first["output_index"]) == (results[1].record.request_id, at)
     assert first["margin"] > 0 and first["emitted"] == wrong[at]
+
+
+@pytest.mark.parametrize("k", [0, 4])
+def test_what_a_batch_rounds_otherwise_is_a_near_tie(folder: Path, k: int):
+    """Where kernels go by how many requests there are: one request alone is compared with several of it."""
+    engine = make_engine(folder, k)
+    (result,) = run(engine, [token_request("r", [5, 6, 7], 10)]).values()
+    runner_up = check_output(engine, [replace(result, output_token_ids=[0] * 10)], limit=1)
+    assert runner_up.status == "mismatch" and runner_up.max_logit_difference < 1e-4
+    forward = engine.model.forward
+
+    def rounded(embeds: torch.Tensor, metadata: AttentionMetadata, caches: dict) -> TargetOutput:
+        output = forward(embeds, metadata, caches)
+        return replace(output, hidden_states=output.hidden_states * (10 if metadata.paged.num_reqs > 1 else 1))
+
+    engine.model.forward = rounded
+    again = check_output(engine, [replace(result, output_token_ids=[0] * 10)], limit=1)
+    assert again.max_logit_difference > 0.1 and again.status == "near_ties"
 
 
 def test_logits_that_are_no_numbers_are_no_agreement(folder: Path):
