@@ -153,10 +153,11 @@ class Fp8Linear(Linear):
             return self._sums(x).sum(0)
         return fp8_linear.fp8_linear_reference(x, self._weight, self._scale, self._bias).to(torch.float32)
 
-    def partial_sums(self, x: Tensor) -> Tensor:
+    def partial_sums(self, x: Tensor, most: int | None = None) -> Tensor:
         from specbench.engine.kernels import fp8_linear
 
-        return self._sums(x) if self._may_split and len(x) <= fp8_linear.MAX_ROWS else self(x)
+        can_split = self._may_split and (most is None or self._num_splits <= most)
+        return self._sums(x) if can_split and len(x) <= fp8_linear.MAX_ROWS else self(x)
 
     def _sums(self, x: Tensor) -> Tensor:
         from specbench.engine.kernels import fp8_linear
