@@ -17,12 +17,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.engine.kernels.few_rows import load_sum
 from specbench.engine.kernels.overlap import launch_options
 
 #: Rows up to which scores are summed up lane by lane; matrix instructions take 16 at a time.
 _MAX_LANE_ROWS = 8
 _LANE_EXPERTS = 8
 _DOT_EXPERTS = 16
+#: Parts of the inputs: what a program waits for most is its weight.
+_DOT_SPLITS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +51,7 @@ class RouterWeight:
 class RouterScores:
     """What a router makes of each row, before anything is chosen."""
 
-    # [T, experts] fp32
+    # [splits, T, experts] fp32, whose sum over splits of the inputs they are
     logits: Tensor
     # [experts] int32, zeros
     counts: Tensor
@@ -69,10 +72,11 @@ class Choice:
 
 
 def router_scores(x: Tensor, router: RouterWeight) -> RouterScores:
-    """x [T, hidden] -> logits [T, experts], as exact as sums in fp32 are."""
+    """x [T, hidden] -> logits [T, experts] in parts, as exact as sums in fp32 are."""
     num_rows, hidden = x.shape
     num_experts = len(router.weight)
-    logits = torch.empty(num_rows, num_experts, dtype=torch.float32, device=x.device)
+    num_splits = 1 if num_rows <= _MAX_LANE_ROWS else _DOT_SPLITS
+    logits = torch.empty(num_splits, num_rows, num_experts, dtype=torch.float32, device=x.device)
     counts = torch.empty(num_experts, dtype=torch.int32, device=x.device)
     assert x.is_contiguous()
     options = {"EXPERTS": num_experts, "HIDDEN": hidden, **launch_options(x.device)}
@@ -83,9 +87,10 @@ def router_scores(x: Tensor, router: RouterWeight) -> RouterScores:
         return RouterScores(logits, counts)
     is_wide = x.dtype == torch.float32
     block_rows = 16 if num_rows <= 256 else 64
-    _scores_by_dots[(triton.cdiv(num_rows, block_rows), triton.cdiv(num_experts, _DOT_EXPERTS))](
+    _scores_by_dots[(triton.cdiv(num_rows, block_rows), triton.cdiv(num_experts, _DOT_EXPERTS), num_splits)](
         x, router.weight if is_wide else router.parts, logits, counts, num_rows, **options,
         BLOCK_ROWS=block_rows, BLOCK_EXPERTS=_DOT_EXPERTS, BLOCK_K=32 if is_wide else 256, IS_WIDE=is_wide,
+        SPLITS=num_splits,
         num_warps=2 if block_rows == 16 else 4, num_stages=3,
     )  # fmt: skip
     return RouterScores(logits, counts)
@@ -119,7 +124,7 @@ def _choose(
 ) -> Choice:
     """By sigmoid where there is a bias, else by softmax."""
     logits, counts = scores.logits, scores.counts
-    num_rows, num_experts = logits.shape
+    num_splits, num_rows, num_experts = logits.shape
     experts = torch.empty(num_rows, num_chosen, dtype=torch.int32, device=logits.device)
     weights = torch.empty(num_rows, num_chosen, dtype=torch.float32, device=logits.device)
     entries = torch.empty(num_experts, num_rows, dtype=torch.int32, device=logits.device)
@@ -139,6 +144,7 @@ def _choose(
         IS_SOFTMAX=bias is None,
         IS_RENORMALISED=is_renormalised,
         IS_ONE_ROW=num_rows == 1,
+        SPLITS=num_splits,
         **launch_options(logits.device),
         num_warps=1,
     )
@@ -188,9 +194,11 @@ def _scores_by_dots(
     BLOCK_EXPERTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     IS_WIDE: tl.constexpr,
+    SPLITS: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):
-    """A tile by matrix instructions: with the weight itself for wide rows, else with its three parts."""
+    """A tile over part of the inputs by matrix instructions: with the weight itself for wide rows, else with its three
+    parts."""
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -203,7 +211,10 @@ def _scores_by_dots(
     high = tl.zeros([BLOCK_ROWS, BLOCK_EXPERTS], tl.float32)
     middle = tl.zeros([BLOCK_ROWS, BLOCK_EXPERTS], tl.float32)
     low = tl.zeros([BLOCK_ROWS, BLOCK_EXPERTS], tl.float32)
-    for start in tl.range(0, HIDDEN, BLOCK_K):
+    NUM_BLOCKS: tl.constexpr = (HIDDEN + BLOCK_K - 1) // BLOCK_K
+    split = tl.program_id(2)
+    for block in tl.range(split * NUM_BLOCKS // SPLITS, (split + 1) * NUM_BLOCKS // SPLITS):
+        start = block * BLOCK_K
         is_k = k < HIDDEN - start
         is_weight = (expert < EXPERTS)[:, None] & is_k[None, :]
         v = tl.load(inputs + start, mask=(row < num_rows)[:, None] & is_k[None, :], other=0.0)
@@ -214,10 +225,11 @@ def _scores_by_dots(
             middle = tl.dot(v, tl.trans(w), middle)
             w = tl.load(weights + (2 * PART + start), mask=is_weight, other=0.0)
             low = tl.dot(v, tl.trans(w), low)
-    place = logits + row[:, None] * EXPERTS + expert[None, :]
+    place = logits + (split * num_rows + row[:, None]) * EXPERTS + expert[None, :]
     sums = high + (middle + low)
     tl.store(place, sums, mask=(row < num_rows)[:, None] & (expert < EXPERTS)[None, :])
-    tl.store(counts + expert, expert * 0, mask=(expert < EXPERTS) & (tl.program_id(0) == 0))
+    is_first = (tl.program_id(0) == 0) & (split == 0)
+    tl.store(counts + expert, expert * 0, mask=(expert < EXPERTS) & is_first)
 
 
 @triton.jit(do_not_specialize=("num_rows",))
@@ -237,6 +249,7 @@ def _choose_row(
     IS_SOFTMAX: tl.constexpr,
     IS_RENORMALISED: tl.constexpr,
     IS_ONE_ROW: tl.constexpr,
+    SPLITS: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):
     if MAY_OVERLAP:
@@ -245,7 +258,9 @@ def _choose_row(
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK)
     is_expert = expert < EXPERTS
-    logit = tl.load(logits + row * EXPERTS + expert, mask=is_expert, other=float("-inf"))
+    split_stride = num_rows * EXPERTS
+    logit = load_sum(logits + row * EXPERTS + expert, is_expert, split_stride, SPLITS)
+    logit = tl.where(is_expert, logit, float("-inf"))
     score = logit
     if not IS_SOFTMAX:
         score = 1.0 / (1.0 + tl.exp(-logit)) + tl.load(bias + expert, mask=is_expert, other=0.0)
@@ -263,7 +278,8 @@ def _choose_row(
         chosen = tl.where(place == index, best, chosen)
         order = tl.where(order == largest_order, LEAST, order)
     is_place = place < CHOSEN
-    values = tl.load(logits + row * EXPERTS + chosen, mask=is_place, other=float("-inf"))
+    values = load_sum(logits + row * EXPERTS + chosen, is_place, split_stride, SPLITS)
+    values = tl.where(is_place, values, float("-inf"))
     if not IS_SOFTMAX:
         # log sigmoid
         values = tl.minimum(values, 0.0) - tl.log(1.0 + tl.exp(-tl.abs(values)))

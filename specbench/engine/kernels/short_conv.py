@@ -20,8 +20,8 @@ from specbench.engine.kernels.norm import rms_norm_reference
 from specbench.engine.kernels.overlap import launch_options
 from specbench.engine.kernels.step_rows import StepRows
 
-#: Channels of a row that one warp takes.
-_WARP_CHANNELS = 512
+#: Channels of a row that one warp takes: of few rows, and of more than so many.
+_WARP_CHANNELS, _WARP_CHANNELS_OF_MANY, _FEW_ROWS = 512, 128, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def conv_add_norm(
         HAS_PICKED=picked is not None,
         IS_UNIFORM=rows.is_uniform(num_rows),
         **launch_options(x.device),
-        num_warps=min(max(block // _WARP_CHANNELS, 1), 16),
+        num_warps=min(max(block // (_WARP_CHANNELS if num_rows <= _FEW_ROWS else _WARP_CHANNELS_OF_MANY), 1), 16),
     )
     return summed, normed
 
