@@ -32,6 +32,7 @@ from tools.gpu_bench.main import conclude, engine_fields, main, split_by_section
 from tools.gpu_bench.parallel import ParallelStep, speedup_verdicts
 from tools.gpu_bench.peers import is_installed, peer_step_s, transformers_peer
 from tools.gpu_bench.prefill import step_kinds
+from tools.gpu_bench.profile import added_time
 from tools.gpu_bench.recording import BLOCK_STEPS, Blocks, Shares
 from tools.gpu_bench.sections import SECTIONS, check_acceptance
 from tools.gpu_bench.shapes import expert_counts, open_shape, shape_folder
@@ -42,6 +43,12 @@ HEAD = 2 * 151936 * 4096
 def bytes_of(name: str):
     checkpoint = open_shape(SHAPES_FOLDER / name)
     return shape_bytes(checkpoint, *expert_counts(checkpoint))
+
+
+def test_a_kernel_that_waits_adds_what_comes_after():
+    """b starts early and waits for a; a gap is nobody's; c ends before what is around it."""
+    spans = [(0.0, 10.0, "a"), (2.0, 13.0, "b"), (20.0, 29.0, "a"), (21.0, 25.0, "c")]
+    assert added_time(spans) == {"a": 19.0, "b": 3.0, "c": 0.0}
 
 
 def test_bytes_of_a_dense_step():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import cProfile
 import pstats
 import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 import torch
 
@@ -69,15 +71,31 @@ def _profile_device(engine: LLMEngine, settings: Settings, bare_s: float) -> Non
     with torch.profiler.profile(activities=activities) as profiler:
         _few_steps(engine)
         synchronize(settings.device)
-    events = [event for event in profiler.key_averages() if event.self_device_time_total > 0]
-    busy_s = sum(event.self_device_time_total for event in events) / 1e6 / _NUM_STEPS
-    num_kernels = sum(event.count for event in events) / _NUM_STEPS
-    print(
-        f"device busy {1e3 * busy_s:.3f} ms a step ({busy_s / bare_s:.0%} of it), {num_kernels:.0f} kernels and copies"
+    spans = sorted(
+        (event.time_range.start, event.time_range.end, event.name)
+        for event in profiler.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
     )
-    for event in sorted(events, key=lambda one: -one.self_device_time_total)[:_NUM_KERNELS]:
-        us = event.self_device_time_total / _NUM_STEPS
-        print(f"  {us:9.1f} us {event.count / _NUM_STEPS:7.1f} x  {event.key[:120]}")
+    added = added_time(spans)
+    busy_s = sum(added.values()) / 1e6 / _NUM_STEPS
+    counts = Counter(name for _, _, name in spans)
+    print(
+        f"device busy {1e3 * busy_s:.3f} ms a step ({busy_s / bare_s:.0%} of it), {len(spans) / _NUM_STEPS:.0f} "
+        "kernels and copies; of each, what it adds to the time line"
+    )
+    for name, us in sorted(added.items(), key=lambda one: -one[1])[:_NUM_KERNELS]:
+        print(f"  {us / _NUM_STEPS:9.1f} us {counts[name] / _NUM_STEPS:7.1f} x  {name[:120]}")
+
+
+def added_time(spans: Sequence[tuple[float, float, str]]) -> dict[str, float]:
+    """Spans (start, end, name) in order of start -> by name, by how much each ended later than all before it, the gap
+    before it left out. A kernel that starts early waits for the one before it; that wait is not its own."""
+    added: dict[str, float] = defaultdict(float)
+    latest = 0.0
+    for start, end, name in spans:
+        added[name] += max(end - max(start, latest), 0.0)
+        latest = max(latest, end)
+    return added
 
 
 def _profile_host(engine: LLMEngine, settings: Settings) -> None:
