@@ -72,9 +72,10 @@ def run(config: RunConfig, invocation: Invocation) -> Outcome:
 
 def _follow_if_asked(config: RunConfig) -> None:
     """Does not return in a process that is not the first of ranks that were started together."""
-    if config.parallel.tensor_parallel_size > 1:
-        follow_rank_0(config.parallel.start, config.parallel.tensor_parallel_size)
-    elif config.parallel.start != "spawn" and (num_ranks := _num_launched()) > 1:
+    parallel = config.parallel
+    if parallel.tensor_parallel_size > 1:
+        follow_rank_0(parallel.start, parallel.tensor_parallel_size, parallel.timeout_s)
+    elif parallel.start != "spawn" and (num_ranks := _num_launched()) > 1:
         raise UserError(
             f"parallel.tensor_parallel_size: 1, and {num_ranks} ranks were started: each would run all; make them "
             "equal, or say parallel.start=spawn"

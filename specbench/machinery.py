@@ -41,8 +41,8 @@ def embedded_machinery() -> Machinery:
     return Machinery(engines.start, engines.check_output, engines.close)
 
 
-def follow_rank_0(start: str, num_ranks: int) -> None:
+def follow_rank_0(start: str, num_ranks: int, timeout_s: float) -> None:
     """Where ranks were started together and this is not the first: do as rank 0 says until it ends, and end."""
     from specbench.engine.engines import follow
 
-    follow(start, num_ranks)
+    follow(start, num_ranks, timeout_s)

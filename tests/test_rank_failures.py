@@ -343,6 +343,19 @@ def test_rank_0_of_torchrun_killed(folder: Path) -> None:
     check_resumed(folder, directory)
 
 
+@pytest.mark.slow
+def test_rank_0_of_torchrun_that_hangs(folder: Path) -> None:
+    """The other rank leaves, and torchrun, after 30 s, kills what is stopped."""
+    run = torchrun(folder, "torchrun_stopped", "parallel.timeout_s=4")
+    pids = [run.rank_pid(0), run.rank_pid(1)]
+    wait_for(lambda: [True] * (num_finished(folder, "torchrun_stopped") >= 3), run.process)
+    os.kill(pids[0], signal.SIGSTOP)
+    code, said, seconds = run.end()
+    assert (code, seconds < BOUND_S + 40.0) == (1, True), (seconds, said)
+    assert "rank 1: PeerLost: rank 0 hangs: no sign of life for 10 s" in said
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
 # ---- Hanging in any phase
 
 

@@ -50,9 +50,9 @@ class Engines:
             self._processes.close()
 
 
-def follow(start: str, size: int) -> None:
+def follow(start: str, size: int, timeout_s: float) -> None:
     """Where this process is one of several that were started together, and not the first: run what rank 0 says until
     that has ended, and end. Returns at once where it is not."""
     launched = find_launched(start, size)
     if launched is not None and launched.rank > 0:
-        follow_launched(launched, serve_engine)
+        follow_launched(launched, timeout_s, serve_engine)

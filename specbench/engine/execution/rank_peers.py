@@ -10,17 +10,21 @@ any phase of a run, in a collective or not.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import socket
 import threading
 import time
 import traceback
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from specbench.engine.layers.parallel import PeerLost
 
 if TYPE_CHECKING:
     from torch.distributed import Store
@@ -167,18 +171,25 @@ class LaunchedPeer:
 _ECHO, _CAUSE = "echo", "cause"
 
 
-def announce(store: Store, rank: int) -> None:
-    """Say which process this rank is, and from now on that it lives."""
-    store.set(_key(_PROCESS, rank), f"{socket.gethostname()} {os.getpid()}")
-    store.add(_key(_BEAT, rank), 1)
-    threading.Thread(target=_beat, args=(store, rank), name="signs of life", daemon=True).start()
+class SignsOfLife:
+    """Says which process this rank is, and from now on that it lives."""
 
+    def __init__(self, store: Store, rank: int) -> None:
+        store.set(_key(_PROCESS, rank), f"{socket.gethostname()} {os.getpid()}")
+        store.add(_key(_BEAT, rank), 1)
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._beat, args=(store, rank), name="signs of life", daemon=True)
+        self._thread.start()
 
-def _beat(store: Store, rank: int) -> None:
-    with contextlib.suppress(Exception):  # with rank 0 the store goes
-        while True:
-            time.sleep(_BEAT_S)
-            store.add(_key(_BEAT, rank), 1)
+    def stop(self) -> None:
+        """The store is let go of."""
+        self._has_ended.set()
+        self._thread.join()
+
+    def _beat(self, store: Store, rank: int) -> None:
+        with contextlib.suppress(Exception):  # with rank 0 the store goes
+            while not self._has_ended.wait(_BEAT_S):
+                store.add(_key(_BEAT, rank), 1)
 
 
 def leave_words(store: Store, rank: int, text: str, *, is_echo: bool) -> None:
@@ -194,13 +205,15 @@ def say_ended(store: Store, rank: int) -> None:
 
 
 class Silence:
-    """How long each rank has given no sign of life."""
+    """How long each of some ranks has given no sign of life."""
 
-    def __init__(self, store: Store, size: int) -> None:
+    def __init__(self, store: Store, ranks: Iterable[int], first_sign_s: float = _FIRST_SIGN_S) -> None:
+        """first_sign_s: how long the first one may take."""
         self._store = store
+        self._first_sign_s = first_sign_s
         now_s = time.monotonic()
         #: rank -> its last count, and when that was new
-        self._seen = dict.fromkeys(range(1, size), (0, now_s))
+        self._seen = dict.fromkeys(ranks, (0, now_s))
         self._asked_s = now_s
 
     def look(self) -> None:
@@ -223,8 +236,23 @@ class Silence:
         return [
             rank
             for rank, (count, since_s) in self._seen.items()
-            if now_s - since_s > (for_s if count else max(for_s, _FIRST_SIGN_S))
+            if now_s - since_s > (for_s if count else max(for_s, self._first_sign_s))
         ]
+
+
+def leave_with_rank_0(store: Store, limit_s: float, leave: Callable[[BaseException], None]) -> None:
+    """Once that has given a first sign of life, which may take it as long as reading data and checkpoint does: call
+    `leave` when it is silent for longer than the limit."""
+
+    def watch() -> None:
+        with contextlib.suppress(Exception):  # the store goes with rank 0, or with whoever started all
+            silence = Silence(store, [0], math.inf)
+            while not silence.silent(limit_s):
+                time.sleep(_BEAT_S)
+                silence.look()
+            leave(PeerLost(f"rank 0 hangs: no sign of life for {limit_s:g} s (parallel.timeout_s)"))
+
+    threading.Thread(target=watch, name="rank 0's signs of life", daemon=True).start()
 
 
 def error_text(error: BaseException) -> str:

@@ -35,9 +35,10 @@ from specbench.engine.execution.rank_peers import (
     LastWords,
     LaunchedPeer,
     Peer,
+    SignsOfLife,
     Silence,
-    announce,
     error_text,
+    leave_with_rank_0,
     leave_words,
     say_ended,
 )
@@ -142,16 +143,17 @@ class RankProcesses:
         self._is_ending = threading.Event()
         self._has_failed = threading.Event()
         self.peers: Sequence[Peer] = ()
-        self._is_launched = launched is not None
+        self._signs: SignsOfLife | None = None
         self._words: dict[Peer, LastWords] = {}
         if launched is None:
             self.store = self._start(serve)
         else:
             self.store = join_launched(launched)
             self.peers = [LaunchedPeer(rank, self.store) for rank in range(1, size)]
+            self._signs = SignsOfLife(self.store, 0)
             if threading.current_thread() is threading.main_thread():
                 signal.signal(signal.SIGTERM, self._on_terminate)
-        self._silence = Silence(self.store, size)
+        self._silence = Silence(self.store, range(1, size))
         self._watcher = threading.Thread(target=self._watch, name="rank watcher", daemon=True)
         self._watcher.start()
 
@@ -252,7 +254,7 @@ class RankProcesses:
         if any(peer.has_ended() for peer in self.peers):
             return self._first_cause()
         self._silence.look()
-        limit_s = max(self.timeout_s, _LEAST_SILENCE_S)
+        limit_s = _silence_limit_s(self.timeout_s)
         if silent := self._silence.silent(limit_s):
             return f"{self._names(silent)} hangs: no sign of life for {limit_s:g} s (parallel.timeout_s)"
         deadline_s = self._deadline_s
@@ -309,7 +311,7 @@ class RankProcesses:
     def close(self) -> None:
         """End the ranks: those that do not go by themselves are killed. Nothing is left of them when this returns."""
         self._is_ending.set()
-        if self._is_launched and threading.current_thread() is threading.main_thread():
+        if self._signs is not None and threading.current_thread() is threading.main_thread():
             # torchrun, which sees that one has been killed, need not end a run that is done, or on its way out.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._watcher.join(_END_S)
@@ -320,6 +322,8 @@ class RankProcesses:
         for peer in self.peers:
             peer.end(end_s)
         self.peers = ()
+        if self._signs is not None:
+            self._signs.stop()
         del self.store, self._silence  # with the store goes the port
 
 
@@ -359,7 +363,11 @@ def _reporting(on_error: Callable[[BaseException], None], serve: ServeEngine, *a
         on_error(error)
 
 
-def follow_launched(launched: Launched, serve: ServeEngine) -> None:
+def _silence_limit_s(timeout_s: float) -> float:
+    return max(timeout_s, _LEAST_SILENCE_S)
+
+
+def follow_launched(launched: Launched, timeout_s: float, serve: ServeEngine) -> None:
     """What a process that was started beside rank 0 does: run what that says until it has ended, and end."""
     # Ctrl-C reaches every process of the terminal. Rank 0 ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -382,7 +390,8 @@ def follow_launched(launched: Launched, serve: ServeEngine) -> None:
         os._exit(1)
 
     try:
-        announce(store, launched.rank)
+        SignsOfLife(store, launched.rank)
+        leave_with_rank_0(store, _silence_limit_s(timeout_s), say_and_die)
         serve_engines(store, launched.rank, launched.local_rank, serve, say_and_die)
     except BaseException as error:
         say_and_die(error)
@@ -404,7 +413,7 @@ def _child_main(rank: int, size: int, port: int, sending: Connection, serve: Ser
 
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
         store = join_store(LOOPBACK, port)
-        announce(store, rank)
+        SignsOfLife(store, rank)
         serve_engines(store, rank, rank, serve, say_and_die)
     except BaseException as error:
         say_and_die(error)

@@ -17,7 +17,7 @@ from torch.distributed import Store
 
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution import rank_processes
-from specbench.engine.execution.rank_peers import Child, LaunchedPeer, announce, leave_words
+from specbench.engine.execution.rank_peers import Child, LaunchedPeer, SignsOfLife, leave_words
 from specbench.engine.execution.rank_processes import Launched, RankFailure, RankProcesses, follow_launched
 from specbench.engine.layers.parallel import PeerLost
 from tests.engine.harness import engine_config
@@ -108,11 +108,12 @@ def test_words_of_a_rank_that_was_launched() -> None:
     store = torch.distributed.HashStore()
     peer = LaunchedPeer(3, store)
     assert peer.name == "rank 3" and not peer.has_ended()
-    announce(store, 3)
+    signs = SignsOfLife(store, 3)
     assert peer.name == f"rank 3 (process {os.getpid()})" and not peer.has_ended()
     leave_words(store, 3, "OutOfMemoryError: 20 GiB", is_echo=False)
     assert peer.has_ended()
     assert peer.last_words().text == "OutOfMemoryError: 20 GiB" and not peer.last_words().is_echo
+    signs.stop()
 
 
 # ---- Ranks that something else has started
@@ -129,7 +130,7 @@ def launched_beside(serve: Callable[[Store, str, EngineConfig], None]) -> Iterat
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     before = signal.getsignal(signal.SIGTERM)
-    arguments = (Launched(1, 2, 1, "127.0.0.1", port), serve)
+    arguments = (Launched(1, 2, 1, "127.0.0.1", port), 2.0, serve)
     process = multiprocessing.get_context("spawn").Process(target=follow_launched, args=arguments, daemon=True)
     process.start()
     try:
