@@ -222,7 +222,10 @@ class StepStages:
 
     def _sample_own(self, forwarded: Forwarded, rows: SamplingRows | None) -> torch.Tensor:
         """The target's samples, int64 [num_logits], without gathering logits."""
-        own_logits = self.model.compute_own_logits(self._sampled_hiddens(forwarded))
+        hiddens = self._sampled_hiddens(forwarded)
+        if rows is None and fusion.is_fused(hiddens):
+            return self.model.vocabulary.ids_of_bests(self.model.compute_bests(hiddens))
+        own_logits = self.model.compute_own_logits(hiddens)
         return sample_own(own_logits, rows, self.model.vocabulary)
 
     def _sampled_hiddens(self, forwarded: Forwarded) -> torch.Tensor:

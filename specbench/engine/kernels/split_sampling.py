@@ -15,16 +15,16 @@ from torch import Tensor
 from specbench.engine.kernels.all_reduce import num_programs, place_of, receive, send
 from specbench.engine.kernels.inboxes import EMPTY, Inboxes
 from specbench.engine.kernels.overlap import launch_options
-from specbench.engine.kernels.sampling import NoiseRows, best_of_chunks
+from specbench.engine.kernels.sampling import ChunkBests
 
 #: The bits of a key that hold the id.
 _ID_MASK = 0x7FFFFFFF
 
 
-def best_keys(logits: Tensor, noise: NoiseRows | None, first_id: int) -> Tensor:
-    """logits fp32 [R, ids of this rank, from `first_id` on] -> int64 [R], whose maximum over ranks stands for the best
-    id of all (ties: the lowest)."""
-    return _launch(logits, noise, first_id, None)
+def best_keys(bests: ChunkBests, first_id: int, num_ids: int) -> Tensor:
+    """The best of the parts of each row, of this rank's `num_ids` ids from `first_id` on -> int64 [R], whose maximum
+    over ranks stands for the best id of all (ties: the lowest)."""
+    return _launch(bests, first_id, num_ids, None)
 
 
 def ids_of_keys(keys: Tensor) -> Tensor:
@@ -32,19 +32,18 @@ def ids_of_keys(keys: Tensor) -> Tensor:
     return _ID_MASK - (keys & _ID_MASK)
 
 
-def best_ids_over_ranks(logits: Tensor, noise: NoiseRows | None, first_id: int, inboxes: Inboxes) -> Tensor:
+def best_ids_over_ranks(bests: ChunkBests, first_id: int, num_ids: int, inboxes: Inboxes) -> Tensor:
     """The best id of each row, int64 [R]. inboxes: of one int64 a row."""
-    return _launch(logits, noise, first_id, inboxes)
+    return _launch(bests, first_id, num_ids, inboxes)
 
 
-def _launch(logits: Tensor, noise: NoiseRows | None, first_id: int, inboxes: Inboxes | None) -> Tensor:
-    chunks = best_of_chunks(logits, noise, first_id)
-    num_rows, num_chunks = chunks.values.shape
-    results = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
+def _launch(bests: ChunkBests, first_id: int, num_ids: int, inboxes: Inboxes | None) -> Tensor:
+    num_rows, num_chunks = bests.values.shape
+    results = torch.empty(num_rows, dtype=torch.int64, device=bests.values.device)
     assert inboxes is None or inboxes.takes(num_rows, 1, results.element_size())
     _best_of_rows[num_programs(num_rows)](
-        chunks.values,
-        chunks.places,
+        bests.values,
+        bests.places,
         results,
         first_id,
         num_rows,
@@ -52,14 +51,15 @@ def _launch(logits: Tensor, noise: NoiseRows | None, first_id: int, inboxes: Inb
         results if inboxes is None else inboxes.own,
         results if inboxes is None else inboxes.counts,
         results if inboxes is None else inboxes.is_aborted,
-        NUM_IDS=logits.shape[1],
+        NUM_IDS=num_ids,
         NUM_CHUNKS=num_chunks,
         BLOCK=triton.next_power_of_2(num_chunks),
         ID_MASK=_ID_MASK,
         RANK=0 if inboxes is None else inboxes.rank,
         SIZE=1 if inboxes is None else inboxes.size,
         EMPTY=EMPTY[results.element_size()],
-        **launch_options(logits.device),
+        **launch_options(results.device),
+        # Several warps would look at the one number that comes at different times.
         num_warps=1,
     )
     return results

@@ -24,7 +24,7 @@ from specbench.engine.shard import WHOLE, Shard
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from specbench.engine.kernels.sampling import NoiseRows
+    from specbench.engine.kernels.sampling import ChunkBests
 
 
 class PeerLost(RuntimeError):
@@ -181,12 +181,13 @@ class Vocabulary:
         padded = torch.nn.functional.pad(logits, (0, self._width - logits.shape[1]))
         return self.parallel.all_gather(padded).transpose(0, 1).flatten(1)[:, : self.size]
 
-    def argmax(self, scores: Tensor, noise: NoiseRows | None = None) -> Tensor:
+    def argmax(self, scores: Tensor) -> Tensor:
         """Global ids of the largest of fp32 scores, int64 [R], from own columns [R, stop - start]; of equal ones the
-        lowest. One number a row is sent, not its scores. noise: made inside, on a GPU."""
+        lowest. One or two numbers a row are sent, not its scores."""
         if scores.is_cuda:
-            return self._argmax_on_gpu(scores, noise)
-        assert noise is None
+            from specbench.engine.kernels.sampling import best_of_chunks
+
+            return self.ids_of_bests(best_of_chunks(scores))
         if self.is_whole:
             return scores.argmax(dim=-1)
         ids = scores.argmax(dim=-1)
@@ -196,13 +197,15 @@ class Vocabulary:
         rank = best[:, :, 0].argmax(dim=0)
         return best[:, :, 1].gather(0, rank[None])[0].long()
 
-    def _argmax_on_gpu(self, scores: Tensor, noise: NoiseRows | None) -> Tensor:
-        from specbench.engine.kernels.sampling import best_ids
+    def ids_of_bests(self, bests: ChunkBests) -> Tensor:
+        """The same on a GPU, from the best of parts of own columns."""
+        from specbench.engine.kernels.sampling import ids_of_bests
         from specbench.engine.kernels.split_sampling import best_ids_over_ranks, best_keys, ids_of_keys
 
+        num_ids = self.stop - self.start
         if self.is_whole:
-            return best_ids(scores, noise)
-        inboxes = self.parallel.key_inboxes(len(scores))
+            return ids_of_bests(bests, num_ids)
+        inboxes = self.parallel.key_inboxes(len(bests.values))
         if inboxes is not None:
-            return best_ids_over_ranks(scores, noise, self.start, inboxes)
-        return ids_of_keys(self.parallel.largest(best_keys(scores, noise, self.start)))
+            return best_ids_over_ranks(bests, self.start, num_ids, inboxes)
+        return ids_of_keys(self.parallel.largest(best_keys(bests, self.start, num_ids)))

@@ -147,7 +147,10 @@ class DraftBatch:
             return close_draft(self.open_draft(index, model, hidden), self.token_pool, self.rows)
         if self.sampling is not None or model.vocabulary.is_whole:
             return self.sample_draft(index, model.compute_logits(hidden))
-        token_ids = model.vocabulary.argmax(model.compute_own_logits(hidden))
+        if fusion.is_fused(hidden):
+            token_ids = model.vocabulary.ids_of_bests(model.compute_bests(hidden))
+        else:
+            token_ids = model.vocabulary.argmax(model.compute_own_logits(hidden))
         self.write_draft(index, token_ids)
         return token_ids
 

@@ -24,9 +24,10 @@ def sample_own(own_logits: torch.Tensor, rows: SamplingRows | None, vocabulary: 
     is_greedy = rows.temperature == 0
     own_logits /= torch.where(is_greedy, 1.0, rows.temperature)[:, None]
     if own_logits.is_cuda:
-        from specbench.engine.kernels.sampling import NoiseRows
+        from specbench.engine.kernels.sampling import NoiseRows, best_of_chunks
 
-        return vocabulary.argmax(own_logits, NoiseRows(rows.keys, rows.positions, rows.temperature, TARGET_SAMPLE))
+        noise_rows = NoiseRows(rows.keys, rows.positions, rows.temperature, TARGET_SAMPLE)
+        return vocabulary.ids_of_bests(best_of_chunks(own_logits, noise_rows, vocabulary.start))
     ids = spread_ids(vocabulary.size, own_logits.device)[vocabulary.start : vocabulary.stop]
     for part in row_chunks(own_logits):
         noise = exponential_noise(rows.keys[part], rows.positions[part], TARGET_SAMPLE, ids).log_()

@@ -24,7 +24,7 @@ from specbench.engine.kernels.all_reduce import (
 )
 from specbench.engine.kernels.draft_inputs import InputNorms, module_inputs
 from specbench.engine.kernels.inboxes import BITS, EMPTY, NUM_PLACES, Inboxes, OwnIds, PeerInboxes
-from specbench.engine.kernels.sampling import NoiseRows, best_ids
+from specbench.engine.kernels.sampling import NoiseRows, best_ids, best_of_chunks
 from specbench.engine.kernels.short_conv import CachedConv, conv_add_norm
 from specbench.engine.kernels.split_conv import can_sum, split_conv_add_norm, sum_own_channels
 from specbench.engine.kernels.split_sampling import best_ids_over_ranks, best_keys, ids_of_keys
@@ -146,10 +146,15 @@ class Rank:
         first_id = self.rank * share
         own = logits[:, first_id : first_id + share].contiguous()
         expected = best_ids(logits, noise)
-        assert torch.equal(best_ids_over_ranks(own, noise, first_id, self.inboxes.keys), expected)
+        bests = best_of_chunks(own, noise, first_id)
+        assert torch.equal(best_ids_over_ranks(bests, first_id, share, self.inboxes.keys), expected)
         if num_rows > 1:
             all_keys = [
-                best_keys(logits[:, rank * share : (rank + 1) * share].contiguous(), noise, rank * share)
+                best_keys(
+                    best_of_chunks(logits[:, rank * share : (rank + 1) * share].contiguous(), noise, rank * share),
+                    rank * share,
+                    share,
+                )
                 for rank in range(self.size)
             ]
             assert torch.equal(ids_of_keys(torch.stack(all_keys).amax(0)), expected)
