@@ -14,6 +14,7 @@ import torch
 from specbench.engine.engines import Engines
 from specbench.engine.execution.cuda_graphs import Recording
 from specbench.engine.execution.peer_memory import PeerMemory
+from specbench.engine.layers.metadata import HostRows
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.parallel_engine import ParallelEngine
 from specbench.engine.shard import Shard
@@ -124,10 +125,10 @@ def test_every_step_of_decoding_is_replayed(
     replayed: list[Recording[Any]] = []
     plain = Recording.replay
 
-    def replay(recording: Recording[Any]) -> Any:
+    def replay(recording: Recording[Any], rows: HostRows) -> Any:
         assert recording._graph is not None
         replayed.append(recording)
-        return plain(recording)
+        return plain(recording, rows)
 
     monkeypatch.setattr(Recording, "replay", replay)
     engine = start(engines, folders["inkling"], 3, cuda_graphs=True)
