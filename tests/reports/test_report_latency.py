@@ -56,7 +56,7 @@ def test_failed_requests_are_counted_and_have_no_latency():
     log = worked_example()
     log.requests.append(make_request("d", finish_reason="aborted", first_token_s=None, last_token_s=None))
     metrics = compute_metrics(make_run(2), log)
-    assert metrics["requests"] == {"completed": 2, "failed": 1, "aborted": 1, "warmup": 0}
+    assert metrics["requests"] == {"completed": 2, "failed": 1, "aborted": 1, "warmup": 0, "warmup_failed": 0}
     assert metrics["latency"]["ttft_ms"]["n"] == 2
 
 

@@ -164,7 +164,7 @@ def test_recompute_works_on_a_killed_run_and_says_unfinished(tmp_path):
         file.write('{"kind":"request","request":{"request_id":"torn')
     report = recompute(tmp_path / "run")
     metrics, text = report.metrics, report.markdown
-    assert metrics["requests"] == {"completed": 3, "failed": 0, "aborted": 0, "warmup": 2}
+    assert metrics["requests"] == {"completed": 3, "failed": 0, "aborted": 0, "warmup": 2, "warmup_failed": 0}
     assert "**Unfinished**: the run is still going or was killed; these figures cover 3 completed requests." in text
     assert (tmp_path / "run" / "report.md").read_text() == text
 

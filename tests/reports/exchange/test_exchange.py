@@ -187,7 +187,7 @@ def test_a_vllm_result_without_lists_and_without_speculation(tmp_path):
     assert (
         metrics["latency"]["ttft_ms"]["p90"] == kept["p90_ttft_ms"] and metrics["latency"]["itl_step_ms"]["n"] is None
     )
-    assert metrics["requests"] == {"completed": 12, "failed": 0, "aborted": 0, "warmup": 0}
+    assert metrics["requests"] == {"completed": 12, "failed": 0, "aborted": 0, "warmup": 0, "warmup_failed": 0}
     run = RunDirectory.open(tmp_path / "run").read_run()
     assert run.config["spec"]["name"] == "off" and run.config["parallel"]["tensor_parallel_size"] == 4
     assert any("Stated at the import" in notice for notice in run.notices)
