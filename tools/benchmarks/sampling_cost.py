@@ -188,7 +188,7 @@ class Line:
 def measure(step: VerifyStep, rounds: int) -> Line:
     functions = (step.reset, step.argmax, step.verify_greedily, step.verify)
     graphs = [recorded(function) for function in functions]
-    repeats = max(10, min(200, int(2e4 / microseconds(graphs[-1], 3))))
+    repeats = max(10, min(200, int(1e4 / microseconds(graphs[-1], 3))))
     taken = []
     for _ in range(rounds):
         reset, argmax, greedy, verify = (microseconds(graph, repeats) for graph in graphs)
