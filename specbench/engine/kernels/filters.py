@@ -9,8 +9,9 @@ probability. One search serves both:
 
 1. A sample of each row says where the threshold should be, and eight pivots are laid around it.
 2. A pass measures what lies above each pivot; the threshold is then between two of them.
-3. Where few ids lie between them, a pass collects those; else it measures eight pivots in between, and
-4. a third pass collects. Rows that are done leave at once.
+3. Where few ids lie between them, a pass collects those. Else the sample's ids between them, together with what is
+   known of the rest by now, say where eight more pivots should be, the pass measures these,
+4. and a third pass collects. Rows that are done leave at once.
 5. One program a row halves the collected ids until one value is left, or all ids of a row whose ids refused to be few.
 
 Ids are counted and collected in their order, so the result depends on the row alone, bit for bit.
@@ -30,11 +31,10 @@ from torch import Tensor
 from specbench.engine.kernels.overlap import launch_options
 
 _NUM_PIVOTS: tl.constexpr = tl.constexpr(8)
-#: Of each row and chunk: mass and number of ids above each pivot; largest logit, mass of all, least logit.
+#: Of each row and chunk: mass and number of ids above each pivot; largest logit, mass of all.
 _WIDTH: tl.constexpr = tl.constexpr(32)
 _LARGEST: tl.constexpr = tl.constexpr(16)
 _TOTAL: tl.constexpr = tl.constexpr(17)
-_LEAST: tl.constexpr = tl.constexpr(18)
 #: A sample is taken from this many places of a row.
 _NUM_PLACES: tl.constexpr = tl.constexpr(32)
 #: Points of its range at which a sample is looked at.
@@ -150,6 +150,7 @@ def _search(
     of_chunks = (num_rows, num_chunks)
     _lay_pivots[(num_rows,)](*tensors, SAMPLE=sizes.sample, **options, num_warps=8)
     _measure[of_chunks](*tensors, NEEDS_TOTAL=needs_total, **options, num_warps=8)
+    _lay_more_pivots[(num_rows,)](*tensors, num_rows, SAMPLE=sizes.sample, **options, num_warps=8)
     _narrow[of_chunks](*tensors, collected, num_rows, ROUND=1, **options, num_warps=8)
     _narrow[of_chunks](*tensors, collected, num_rows, ROUND=2, **options, num_warps=8)
     _halve[(num_rows,)](
@@ -206,7 +207,9 @@ def _above(x, weights, pivots):
 
 
 @triton.jit
-def _bracket_of(pivots, mass, count, aim, total, low, high, count_low, count_high, mass_high, BY_COUNT: tl.constexpr):
+def _bracket_of(
+    pivots, mass, count, aim, total, low, high, count_low, count_high, mass_low, mass_high, BY_COUNT: tl.constexpr
+):
     """A bracket, narrowed by what was measured at pivots, [8] each. `low` reaches the aim and `high` does not."""
     is_reached = mass >= aim * total
     if BY_COUNT:
@@ -214,11 +217,12 @@ def _bracket_of(pivots, mass, count, aim, total, low, high, count_low, count_hig
     new_low = tl.max(tl.where(is_reached, pivots, float("-inf")), 0)
     new_high = tl.min(tl.where(is_reached, float("inf"), pivots), 0)
     count_low = tl.where(new_low > low, tl.max(tl.where(pivots == new_low, count, 0.0), 0), count_low)
+    mass_low = tl.where(new_low > low, tl.max(tl.where(pivots == new_low, mass, 0.0), 0), mass_low)
     count_high = tl.where(new_high < high, tl.max(tl.where(pivots == new_high, count, 0.0), 0), count_high)
     mass_high = tl.where(new_high < high, tl.max(tl.where(pivots == new_high, mass, 0.0), 0), mass_high)
     low = tl.maximum(new_low, low)
     high = tl.minimum(new_high, high)
-    return low, high, count_low, count_high, mass_high
+    return low, high, count_low, count_high, mass_low, mass_high
 
 
 @triton.jit
@@ -238,30 +242,26 @@ def _column(measured, COLUMN: tl.constexpr, other, NUM_CHUNKS: tl.constexpr, ROW
 
 @triton.jit
 def _first_bracket(pivots, measured, aim, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, BY_COUNT: tl.constexpr):
-    """What the first pass says of a row: its largest logit, the mass of all relative to it, the least logit, and the
-    bracket. `measured` and `pivots` are the row's."""
+    """What the first pass says of a row: its largest logit, the mass of all relative to it, and the bracket. `measured`
+    and `pivots` are the row's."""
     ROWS: tl.constexpr = triton.next_power_of_2(NUM_CHUNKS)
     largest_of = _column(measured, _LARGEST, float("-inf"), NUM_CHUNKS, ROWS)
     largest = tl.max(largest_of, 0)
     factor = tl.where(largest_of == float("-inf"), 0.0, tl.exp(largest_of - largest))
     total = tl.sum(_column(measured, _TOTAL, 0.0, NUM_CHUNKS, ROWS) * factor, 0)
-    least = tl.min(_column(measured, _LEAST, float("inf"), NUM_CHUNKS, ROWS), 0)
     address, is_there = _tile(measured, 0, NUM_CHUNKS, ROWS)
     mass = tl.sum(tl.load(address, mask=is_there, other=0.0) * factor[:, None], 0)
     address, is_there = _tile(measured, _NUM_PIVOTS, NUM_CHUNKS, ROWS)
     count = tl.sum(tl.load(address, mask=is_there, other=0.0), 0)
     at = tl.load(pivots + tl.arange(0, _NUM_PIVOTS))
-    low, high, count_low, count_high, mass_high = _bracket_of(
-        at, mass, count, aim, total, float("-inf"), float("inf"), NUM_IDS * 1.0, 0.0, 0.0, BY_COUNT
+    bracket = _bracket_of(
+        at, mass, count, aim, total, float("-inf"), float("inf"), NUM_IDS * 1.0, 0.0, total, 0.0, BY_COUNT
     )
-    return largest, total, least, low, high, count_low, count_high, mass_high
+    return largest, total, bracket
 
 
 @triton.jit
-def _second_bracket(
-    pivots, measured, aim, total, low, high, count_low, count_high, mass_high,
-    NUM_CHUNKS: tl.constexpr, BY_COUNT: tl.constexpr,
-):  # fmt: skip
+def _second_bracket(pivots, measured, aim, total, bracket, NUM_CHUNKS: tl.constexpr, BY_COUNT: tl.constexpr):
     """The bracket behind the second pass, where it measured."""
     ROWS: tl.constexpr = triton.next_power_of_2(NUM_CHUNKS)
     address, is_there = _tile(measured, 0, NUM_CHUNKS, ROWS)
@@ -269,7 +269,8 @@ def _second_bracket(
     address, is_there = _tile(measured, _NUM_PIVOTS, NUM_CHUNKS, ROWS)
     count = tl.sum(tl.load(address, mask=is_there, other=0.0), 0)
     at = tl.load(pivots + tl.arange(0, _NUM_PIVOTS))
-    return _bracket_of(at, mass, count, aim, total, low, high, count_low, count_high, mass_high, BY_COUNT)
+    low, high, count_low, count_high, mass_low, mass_high = bracket
+    return _bracket_of(at, mass, count, aim, total, low, high, count_low, count_high, mass_low, mass_high, BY_COUNT)
 
 
 @triton.jit
@@ -359,14 +360,7 @@ def _lay_pivots(
     wanted = _aim_of(temperature, aim, row, BY_COUNT)
     if wanted == 0:
         return
-    index = tl.arange(0, SAMPLE)
-    ids = index
-    if NUM_IDS > SAMPLE:
-        EACH: tl.constexpr = SAMPLE // _NUM_PLACES
-        ids = (index // EACH) * (NUM_IDS // _NUM_PLACES) + index % EACH
-    x = _tempered(
-        logits + row * stride, ids, ids < NUM_IDS, _divisor_of(temperature, row), _lowest_of(floor, row, HAS_FLOOR)
-    )
+    x = _sample_of(logits + row * stride, temperature, floor, row, SAMPLE, NUM_IDS, HAS_FLOOR)
     top = tl.max(x, 0)
     bottom = tl.min(tl.where(x == float("-inf"), float("inf"), x), 0)
     weights = _weights(x, top)
@@ -379,21 +373,42 @@ def _lay_pivots(
         share = wanted
         spread = tl.sqrt(share * (1.0 - share) * tl.sum(weights * weights, 0)) / total + 0.001
     pivot = tl.arange(0, _NUM_PIVOTS)
-    # -1.6, -0.8, -0.25, 0.25, 0.8, 1.6, 3.2 spreads beside the aim
-    beside = tl.where(pivot == 0, -1.6, tl.where(pivot == 1, -0.8, tl.where(pivot == 2, -0.25, 0.0)))
-    beside += tl.where(pivot == 3, 0.25, tl.where(pivot == 4, 0.8, tl.where(pivot == 5, 1.6, 0.0)))
-    beside += tl.where(pivot == 6, 3.2, 0.0)
-    shares = share + beside * spread
+    shares = share + _beside() * spread
     few = tl.full([_NUM_PIVOTS], COLLECTED * 0.5 / NUM_IDS, tl.float32)
     at_few = _value_at(x, weights, few, bottom, top, total, size, True)
-    # Twice: the points are as far apart as the range is wide.
-    first = _value_at(x, weights, shares, bottom, top, total, size, BY_COUNT)
-    low = tl.min(tl.where(pivot < 7, first, float("inf")), 0) - (top - bottom) / _NUM_POINTS
-    high = tl.max(tl.where(pivot < 7, first, float("-inf")), 0) + (top - bottom) / _NUM_POINTS
-    second = _value_at(x, weights, shares, tl.maximum(low, bottom), tl.minimum(high, top), total, size, BY_COUNT)
-    at = tl.where(pivot < 7, second, at_few)
+    at = _values_at(x, weights, shares, bottom, top, total, size, BY_COUNT)
+    at = tl.where(pivot > 0, at, at_few)
     # A sample in which every id is out says nothing: a pivot above all numbers.
     tl.store(pivots + row * _NUM_PIVOTS + pivot, tl.where(at == at, at, float("inf")))
+
+
+@triton.jit
+def _sample_of(logits, temperature, floor, row, SAMPLE: tl.constexpr, NUM_IDS: tl.constexpr, HAS_FLOOR: tl.constexpr):
+    """Ids of a row in a few places that lie evenly over it."""
+    index = tl.arange(0, SAMPLE)
+    ids = index
+    if NUM_IDS > SAMPLE:
+        EACH: tl.constexpr = SAMPLE // _NUM_PLACES
+        ids = (index // EACH) * (NUM_IDS // _NUM_PLACES) + index % EACH
+    return _tempered(logits, ids, ids < NUM_IDS, _divisor_of(temperature, row), _lowest_of(floor, row, HAS_FLOOR))
+
+
+@triton.jit
+def _beside():
+    """How many spreads beside its estimate the aim is looked for: [8]."""
+    pivot = tl.arange(0, _NUM_PIVOTS)
+    lower = tl.where(pivot == 0, -3.2, tl.where(pivot == 1, -1.6, tl.where(pivot == 2, -0.8, -0.25)))
+    upper = tl.where(pivot == 4, 0.25, tl.where(pivot == 5, 0.8, tl.where(pivot == 6, 1.6, 3.2)))
+    return tl.where(pivot < 4, lower, upper)
+
+
+@triton.jit
+def _values_at(x, weights, shares, bottom, top, total, size, BY_COUNT: tl.constexpr):
+    """As `_value_at`, twice: the points are as far apart as the range is wide."""
+    first = _value_at(x, weights, shares, bottom, top, total, size, BY_COUNT)
+    low = tl.maximum(tl.min(first, 0) - (top - bottom) / _NUM_POINTS, bottom)
+    high = tl.minimum(tl.max(first, 0) + (top - bottom) / _NUM_POINTS, top)
+    return _value_at(x, weights, shares, low, high, total, size, BY_COUNT)
 
 
 @triton.jit
@@ -447,11 +462,53 @@ def _measure(
     tl.store(of_chunk + _TOTAL, tl.sum(weights, 0))
     if wanted == 0:
         return
-    tl.store(of_chunk + _LEAST, tl.min(tl.where(x == float("-inf"), float("inf"), x), 0))
     pivot = tl.arange(0, _NUM_PIVOTS)
     mass, count = _above(x, weights, tl.load(pivots + row * _NUM_PIVOTS + pivot))
     tl.store(of_chunk + pivot, mass)
     tl.store(of_chunk + _NUM_PIVOTS + pivot, count)
+
+
+@triton.jit(
+    do_not_specialize=("num_rows",),
+    do_not_specialize_on_alignment=("temperature", "aim", "floor", "pivots", "measured"),
+)
+def _lay_more_pivots(
+    logits, stride, temperature, aim, floor, pivots, measured, num_rows,
+    SAMPLE: tl.constexpr, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
+    COLLECTED: tl.constexpr, HAS_FLOOR: tl.constexpr, BY_COUNT: tl.constexpr, MAY_OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """One program a row whose ids between two pivots are many. What lies above them is known exactly by now, so that
+    a few ids with much of the mass, which a sample misses, mislead the first pivots and not these."""
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    row = tl.program_id(0).to(tl.int64)
+    wanted = _aim_of(temperature, aim, row, BY_COUNT)
+    if wanted == 0:
+        return
+    own_measured = measured + row * (NUM_CHUNKS * _WIDTH)
+    _, total, bracket = _first_bracket(
+        pivots + row * _NUM_PIVOTS, own_measured, wanted, NUM_IDS, NUM_CHUNKS, BY_COUNT
+    )
+    low, high, count_low, count_high, mass_low, mass_high = bracket
+    if count_low - count_high <= COLLECTED:
+        return
+    x = _sample_of(logits + row * stride, temperature, floor, row, SAMPLE, NUM_IDS, HAS_FLOOR)
+    x = tl.where((x >= low) & (x < high), x, float("-inf"))
+    top = tl.max(x, 0)
+    bottom = tl.min(tl.where(x == float("-inf"), float("inf"), x), 0)
+    weights = _weights(x, top)
+    mass = tl.sum(weights, 0)
+    size = tl.sum((x > float("-inf")).to(tl.float32), 0)
+    if BY_COUNT:
+        share = (wanted - count_high) / (count_low - count_high)
+        spread = tl.sqrt(share * (1.0 - share) / size) + 1.0 / size
+    else:
+        share = (wanted * total - mass_high) / (mass_low - mass_high)
+        spread = tl.sqrt(share * (1.0 - share) * tl.sum(weights * weights, 0)) / mass + 1.0 / size
+    at = _values_at(x, weights, share + _beside() * spread, bottom, top, mass, size, BY_COUNT)
+    at = tl.where(at == at, at, float("inf"))
+    tl.store(pivots + (num_rows.to(tl.int64) + row) * _NUM_PIVOTS + tl.arange(0, _NUM_PIVOTS), at)
 
 
 @triton.jit(
@@ -477,19 +534,17 @@ def _narrow(
     ROWS: tl.constexpr = triton.next_power_of_2(NUM_CHUNKS)
     own_pivots = pivots + row * _NUM_PIVOTS
     own_measured = measured + row * (NUM_CHUNKS * _WIDTH)
-    largest, total, least, low, high, count_low, count_high, mass_high = _first_bracket(
-        own_pivots, own_measured, wanted, NUM_IDS, NUM_CHUNKS, BY_COUNT
-    )
+    largest, total, bracket = _first_bracket(own_pivots, own_measured, wanted, NUM_IDS, NUM_CHUNKS, BY_COUNT)
+    low, high, count_low, count_high, _, _ = bracket
     is_few = count_low - count_high <= COLLECTED
     if ROUND == 2:
         if is_few:
             return
         second_pivots = own_pivots + num_rows.to(tl.int64) * _NUM_PIVOTS
         second_measured = own_measured + num_rows.to(tl.int64) * (NUM_CHUNKS * _WIDTH)
-        low, high, count_low, count_high, mass_high = _second_bracket(
-            second_pivots, second_measured, wanted, total, low, high, count_low, count_high, mass_high,
-            NUM_CHUNKS, BY_COUNT,
-        )  # fmt: skip
+        low, high, count_low, count_high, _, _ = _second_bracket(
+            second_pivots, second_measured, wanted, total, bracket, NUM_CHUNKS, BY_COUNT
+        )
         if count_low - count_high > COLLECTED:
             return
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -513,21 +568,12 @@ def _narrow(
         place = _place_of(counts_low, counts_high, chunk, NUM_IDS, CHUNK, ROWS)
         _collect(x, low, high, place, collected + row * COLLECTED, COLLECTED)
     else:
-        at = _pivots_inside(tl.maximum(low, least), tl.minimum(high, largest))
-        mass, count = _above(x, _weights(x, largest), at)
         pivot = tl.arange(0, _NUM_PIVOTS)
+        at = tl.load(own_pivots + num_rows.to(tl.int64) * _NUM_PIVOTS + pivot)
+        mass, count = _above(x, _weights(x, largest), at)
         of_chunk = own_measured + (num_rows.to(tl.int64) * NUM_CHUNKS + chunk) * _WIDTH
         tl.store(of_chunk + pivot, mass)
         tl.store(of_chunk + _NUM_PIVOTS + pivot, count)
-        if chunk == 0:
-            tl.store(own_pivots + num_rows.to(tl.int64) * _NUM_PIVOTS + pivot, at)
-
-
-@triton.jit
-def _pivots_inside(bottom, top):
-    """Eight values that part a bracket evenly."""
-    pivot = tl.arange(0, _NUM_PIVOTS)
-    return bottom + (top - bottom) * ((pivot + 1) / (_NUM_PIVOTS + 1.0))
 
 
 @triton.jit
@@ -593,14 +639,13 @@ def _halve(
             # Of a greedy row nobody asks.
             tl.store(log_total + row, most + tl.log(all_of_it))
         return
-    largest, total, _, low, high, count_low, count_high, mass_high = _first_bracket(
-        own_pivots, own_measured, wanted, NUM_IDS, NUM_CHUNKS, BY_COUNT
-    )
+    largest, total, bracket = _first_bracket(own_pivots, own_measured, wanted, NUM_IDS, NUM_CHUNKS, BY_COUNT)
+    low, high, count_low, count_high, _, mass_high = bracket
     if count_low - count_high > COLLECTED:
-        low, high, count_low, count_high, mass_high = _second_bracket(
+        low, high, count_low, count_high, _, mass_high = _second_bracket(
             own_pivots + num_rows.to(tl.int64) * _NUM_PIVOTS,
             own_measured + num_rows.to(tl.int64) * (NUM_CHUNKS * _WIDTH),
-            wanted, total, low, high, count_low, count_high, mass_high, NUM_CHUNKS, BY_COUNT,
+            wanted, total, bracket, NUM_CHUNKS, BY_COUNT,
         )  # fmt: skip
     is_collected = count_low - count_high <= COLLECTED
     divisor = _divisor_of(temperature, row)
