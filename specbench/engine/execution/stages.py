@@ -296,7 +296,7 @@ class StepStages:
 
         assert self.draft_probabilities is not None
         apply_rules_(logits, rows)
-        support = support_of(logits, rows, needs_total=True)
+        support = support_of(logits, rows)
         indices, state = batch.indices, self.state
         windows = DrawnWindows(
             rows=batch.rows,

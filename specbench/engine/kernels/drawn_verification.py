@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.engine.kernels.noise import exponential, uniform
+from specbench.engine.kernels.noise import exponential, rough_exponential_of, uniform
 from specbench.engine.kernels.overlap import launch_options
 
 #: Logits of one program.
@@ -115,7 +115,7 @@ class _Work:
     decided: Tensor
     # [B, k + 1, chunks] fp32: what the drafts' laws lack behind blocks
     lacking: Tensor
-    # [2, B, chunks] fp32: best score of what is lacking, and of the target's law; [2, B, chunks] int32, their ids
+    # [B, chunks] fp32: best score of a draw behind the accepted drafts; [B, chunks] int32, its id
     scores: Tensor
     score_places: Tensor
 
@@ -145,8 +145,8 @@ class _Work:
             coins=new(num_requests, k + 1),
             decided=new(2, num_requests, dtype=torch.int32),
             lacking=new(num_requests, k + 1, num_chunks) if is_block else new(1),
-            scores=new(2, num_requests, num_chunks),
-            score_places=new(2, num_requests, num_chunks, dtype=torch.int32),
+            scores=new(num_requests, num_chunks),
+            score_places=new(num_requests, num_chunks, dtype=torch.int32),
         )
 
     @property
@@ -171,6 +171,7 @@ class _Work:
             "HAS_THRESHOLD": self.threshold is not None,
             "HAS_TOTAL": self.known_total is not None,
             "IS_BLOCK": self.is_block,
+            "IS_FAST": self.logits.is_cuda,
             **launch_options(self.logits.device),
         }
 
@@ -223,10 +224,11 @@ class _Work:
     def commit(self) -> None:
         windows = self.windows
         _commit[(self._num_requests,)](
-            *self._columns(), windows.rows, windows.num_drafts, windows.samples, windows.num_certain_rows,
-            windows.token_pool, windows.token_pool.shape[1], windows.counts, windows.counts.shape[1],
-            windows.temperature, windows.packed, windows.packed.stride(0),
-            self.argmax, self.worth, self.coins, self.decided, self.lacking, self.scores, self.score_places,
+            self.logits, self.logits.stride(0), self._threshold(), *self._columns(),
+            windows.rows, windows.num_drafts, windows.samples, windows.num_certain_rows,
+            windows.token_pool, windows.token_pool.shape[1], windows.counts, windows.counts.shape[1], windows.keys,
+            windows.temperature, windows.packed, windows.packed.stride(0), self.total, self.argmax, self.worth,
+            self.coins, self.decided, self.lacking, self.scores, self.score_places,
             **self._shape(), num_warps=1,
         )  # fmt: skip
 
@@ -240,7 +242,7 @@ _SUM_OPTIONS = ("NUM_IDS", "NUM_CHUNKS", "BLOCK", "HAS_THRESHOLD", "HAS_TOTAL", 
 @triton.jit
 def _tempered(logits, ids, is_id, divisor, threshold, HAS_THRESHOLD: tl.constexpr):
     """Logits over temperature; what is below the threshold is out."""
-    x = tl.div_rn(tl.load(logits + ids, mask=is_id, other=float("-inf")), divisor)
+    x = tl.load(logits + ids, mask=is_id, other=float("-inf")) * tl.div_rn(1.0, divisor)
     if HAS_THRESHOLD:
         x = tl.where(x >= threshold, x, float("-inf"))
     return x
@@ -341,7 +343,7 @@ def _decide(
     coins, decided,
     K: tl.constexpr, COLUMNS: tl.constexpr, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr, HAS_COLUMNS: tl.constexpr, HAS_THRESHOLD: tl.constexpr, HAS_TOTAL: tl.constexpr,
-    IS_BLOCK: tl.constexpr, MAY_OVERLAP: tl.constexpr,
+    IS_BLOCK: tl.constexpr, IS_FAST: tl.constexpr, MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a request: totals or argmaxes of its rows; probabilities and coins of its drafts."""
     if MAY_OVERLAP:
@@ -380,7 +382,7 @@ def _decide(
     usable = tl.min(tl.where(draft >= 0, COLUMNS, column), 0)
     is_usable = column < usable
     x = tl.load(logits + row * stride + draft, mask=is_usable, other=float("-inf"))
-    x = tl.div_rn(x, divisor)
+    x = x * tl.div_rn(1.0, divisor)
     if HAS_THRESHOLD:
         x = tl.where(x >= tl.load(threshold + row, mask=is_usable, other=0.0), x, float("-inf"))
     target = tl.exp(x - row_total)
@@ -411,7 +413,7 @@ def _sum_lacking(
     worth, coins, decided, lacking,
     K: tl.constexpr, COLUMNS: tl.constexpr, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr, HAS_COLUMNS: tl.constexpr, HAS_THRESHOLD: tl.constexpr, HAS_TOTAL: tl.constexpr,
-    IS_BLOCK: tl.constexpr, MAY_OVERLAP: tl.constexpr,
+    IS_BLOCK: tl.constexpr, IS_FAST: tl.constexpr, MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk behind a block. A block's chance is at most its worth, and 1 where its worth is: most blocks
     are decided without the sum."""
@@ -450,10 +452,10 @@ def _draw(
     draft_probabilities, total, worth, coins, decided, lacking, scores, score_places,
     K: tl.constexpr, COLUMNS: tl.constexpr, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr, HAS_COLUMNS: tl.constexpr, HAS_THRESHOLD: tl.constexpr, HAS_TOTAL: tl.constexpr,
-    IS_BLOCK: tl.constexpr, MAY_OVERLAP: tl.constexpr,
+    IS_BLOCK: tl.constexpr, IS_FAST: tl.constexpr, MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a chunk of the row behind a window's accepted drafts: the best of what the draft's law lacks of the
-    target's, and the best of the target's law."""
+    target's behind a rejection, else of the target's law."""
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -475,40 +477,65 @@ def _draw(
     ids = chunk * BLOCK + tl.arange(0, BLOCK)
     is_id = ids < NUM_IDS
     x = _tempered(logits + row * stride, ids, is_id, divisor, lowest, HAS_THRESHOLD)
-    target = tl.exp(x - tl.load(total + row))
+    weight = tl.exp(x - tl.load(total + row))
     position = tl.load(counts + source) + accepted
     if is_recovery:
         position = tl.load(counts + num_state_rows + source)
-    stream = tl.where(is_recovery, accepted * _NUM_PURPOSES + _RECOVERY, _TARGET_SAMPLE)
-    variate = exponential(tl.load(keys + source), position, stream, ids)
-    score = tl.where(is_id, target / variate, -1.0)
-    at = request * NUM_CHUNKS + chunk
-    best = tl.max(score, 0)
-    others = num_requests * NUM_CHUNKS
-    tl.store(scores + others + at, best)
-    tl.store(score_places + others + at, tl.min(tl.where(score == best, ids, NUM_IDS), 0))
-    if is_recovery:
         law = draft_probabilities + (source * K + accepted) * NUM_IDS
-        lack = tl.maximum(scale * target - tl.load(law + ids, mask=is_id, other=0.0), 0.0)
-        score = tl.where(is_id, lack / variate, -1.0)
-        best = tl.max(score, 0)
-        tl.store(scores + at, best)
-        tl.store(score_places + at, tl.min(tl.where(score == best, ids, NUM_IDS), 0))
+        weight = tl.maximum(scale * weight - tl.load(law + ids, mask=is_id, other=0.0), 0.0)
+    stream = tl.where(is_recovery, accepted * _NUM_PURPOSES + _RECOVERY, _TARGET_SAMPLE)
+    key = tl.load(keys + source)
+    u = uniform(key, position, stream, ids)
+    at = request * NUM_CHUNKS + chunk
+    rough = weight / rough_exponential_of(u, IS_FAST)
+    best = tl.max(rough, 0)
+    # Rough scores are within a tenth of this. Exact ones are made one by one of those near the best.
+    least = tl.where(best > 0, best * 0.999, float("inf"))
+    place = tl.min(tl.where(rough >= least, ids, NUM_IDS), 0)
+    best = 0.0
+    best_place = NUM_IDS
+    while place < NUM_IDS:
+        score = tl.sum(tl.where(ids == place, weight, 0.0), 0) / exponential(key, position, stream, place)
+        best_place = tl.where(score > best, place, best_place)
+        best = tl.maximum(score, best)
+        place = tl.min(tl.where((rough >= least) & (ids > place), ids, NUM_IDS), 0)
+    tl.store(scores + at, best)
+    tl.store(score_places + at, best_place)
+
+
+@triton.jit
+def _draw_of_law(
+    logits, divisor, lowest, total, key, position, stream, NUM_IDS: tl.constexpr, HAS_THRESHOLD: tl.constexpr
+):
+    """A draw from the target's law, by one program; hardly ever needed."""
+    best = -1.0
+    place = NUM_IDS
+    for start in range(0, NUM_IDS, 256):
+        ids = start + tl.arange(0, 256)
+        x = _tempered(logits, ids, ids < NUM_IDS, divisor, lowest, HAS_THRESHOLD)
+        score = tl.where(ids < NUM_IDS, tl.exp(x - total) / exponential(key, position, stream, ids), -1.0)
+        most = tl.max(score, 0)
+        first = tl.min(tl.where(score == most, ids, NUM_IDS), 0)
+        place = tl.where(most > best, first, place)
+        best = tl.maximum(best, most)
+    return place
 
 
 # Tokens of a window are read and written in place: one warp, so that all are read before the first is written.
 @triton.jit(
     do_not_specialize=("stride_request", "stride_column", "width", "num_state_rows", "packed_stride"),
     do_not_specialize_on_alignment=(
-        "columns", "rows", "num_drafts", "samples", "num_certain_rows", "token_pool", "counts", "temperature", "packed",
+        "threshold", "columns", "rows", "num_drafts", "samples", "num_certain_rows", "token_pool", "counts", "keys",
+        "temperature", "packed",
     ),
 )  # fmt: skip
 def _commit(
-    columns, stride_request, stride_column, rows, num_drafts, samples, num_certain_rows, token_pool, width, counts,
-    num_state_rows, temperature, packed, packed_stride, argmax, worth, coins, decided, lacking, scores, score_places,
+    logits, stride, threshold, columns, stride_request, stride_column, rows, num_drafts, samples, num_certain_rows,
+    token_pool, width, counts, num_state_rows, keys, temperature, packed, packed_stride, total, argmax, worth, coins,
+    decided, lacking, scores, score_places,
     K: tl.constexpr, COLUMNS: tl.constexpr, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, CHUNKS: tl.constexpr,
     BLOCK: tl.constexpr, HAS_COLUMNS: tl.constexpr, HAS_THRESHOLD: tl.constexpr, HAS_TOTAL: tl.constexpr,
-    IS_BLOCK: tl.constexpr, MAY_OVERLAP: tl.constexpr,
+    IS_BLOCK: tl.constexpr, IS_FAST: tl.constexpr, MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program a request."""
     if MAY_OVERLAP:
@@ -534,15 +561,22 @@ def _commit(
         )
         chunk = tl.arange(0, CHUNKS)
         at = request * NUM_CHUNKS + chunk
-        others = num_requests * NUM_CHUNKS
-        is_recovery = accepted < usable
-        score = tl.load(scores + at, mask=(chunk < NUM_CHUNKS) & is_recovery, other=-1.0)
-        # Laws that are equal but for rounding lack nothing: whatever was rejected, the target's own law is right.
-        if tl.max(score, 0) <= 0:
-            score = tl.load(scores + others + at, mask=chunk < NUM_CHUNKS, other=-1.0)
-            at += others
+        score = tl.load(scores + at, mask=chunk < NUM_CHUNKS, other=-1.0)
         place = tl.load(score_places + at, mask=chunk < NUM_CHUNKS, other=NUM_IDS)
-        last = tl.min(tl.where(score == tl.max(score, 0), place, NUM_IDS), 0)
+        best = tl.max(score, 0)
+        last = tl.min(tl.where(score == best, place, NUM_IDS), 0)
+        if best <= 0:
+            # Laws that are equal but for rounding lack nothing: whatever was rejected, the target's own law is right.
+            row = _logits_row(columns, stride_request, stride_column, request, accepted, K, HAS_COLUMNS).to(tl.int64)
+            lowest = float("-inf")
+            if HAS_THRESHOLD:
+                lowest = tl.load(threshold + row)
+            stream = tl.where(accepted < usable, accepted * _NUM_PURPOSES + _RECOVERY, _TARGET_SAMPLE)
+            last = _draw_of_law(
+                logits + row * stride, tl.load(temperature + source), lowest, tl.load(total + row),
+                tl.load(keys + source), tl.where(accepted < usable, computed, committed + accepted), stream,
+                NUM_IDS, HAS_THRESHOLD,
+            )  # fmt: skip
         last = tl.where(last >= NUM_IDS, 0, last)
         tokens = tl.where(column == accepted, last.to(tl.int64), drafts)
     accepted = accepted.to(tl.int64)

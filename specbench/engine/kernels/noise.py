@@ -36,3 +36,17 @@ def exponential(key, position, stream, ids):
     # -log1p(-u), which plain log would round to 0 for small u; those decide.
     rest = 1.0 - u
     return tl.where(rest == 1.0, u, -tl.log(rest) * (u / (1.0 - rest)))
+
+
+@triton.jit
+def rough_log(x, IS_FAST: tl.constexpr):
+    """The logarithm within 2e-7 of its value, or of 1; a third of the instructions of an exact one."""
+    if IS_FAST:
+        return tl.extra.cuda.libdevice.fast_logf(x)
+    return tl.log(x)
+
+
+@triton.jit
+def rough_exponential_of(u, IS_FAST: tl.constexpr):
+    """As `exponential` from a uniform variate, within a ten-thousandth of its value."""
+    return tl.where(u < 0.0078125, u * (1.0 + u * (0.5 + u * 0.33333334)), -rough_log(1.0 - u, IS_FAST))

@@ -15,17 +15,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.engine.kernels.noise import exponential
+from specbench.engine.kernels.noise import exponential, rough_exponential_of, rough_log, uniform
 from specbench.engine.kernels.overlap import launch_options
 from specbench.engine.kernels.sampling import NoiseRows
 
 #: Logits of one program.
 _CHUNK = 4096
+#: Ids whose rough scores are closer than this are scored exactly; a rough one is within a tenth of it.
+_NEAR: tl.constexpr = tl.constexpr(0.001)
 
 
 def tempered_ids(logits: Tensor, noise: NoiseRows, threshold: Tensor | None = None) -> Tensor:
     """logits [R, vocab] fp32, before temperature -> int64 [R]: argmax of logit / temperature - log(Exp(1) variate), or
-    of the logits of a greedy row; ties to the lowest id.
+    of the logits of a greedy row; ties to the lowest id. A logit over temperature is its product with the rounded
+    reciprocal.
 
     threshold [R] fp32: ids whose logit over temperature is less are out; not of greedy rows.
     """
@@ -40,8 +43,8 @@ def tempered_ids(logits: Tensor, noise: NoiseRows, threshold: Tensor | None = No
     _score_chunk[(num_rows, num_chunks)](
         logits, logits.stride(0), noise.keys, noise.temperature, noise.positions, noise.stream,
         scores if threshold is None else threshold, scores, places,
-        NUM_IDS=num_ids, NUM_CHUNKS=num_chunks, BLOCK=_CHUNK, HAS_THRESHOLD=threshold is not None, **options,
-        num_warps=8,
+        NUM_IDS=num_ids, NUM_CHUNKS=num_chunks, BLOCK=_CHUNK, HAS_THRESHOLD=threshold is not None,
+        IS_FAST=logits.is_cuda, **options, num_warps=8,
     )  # fmt: skip
     _best_of_chunks[(num_rows,)](
         scores, places, ids,
@@ -69,7 +72,7 @@ def draw_drafts(logits: Tensor, noise: NoiseRows, probabilities: Tensor, law_row
     shape = {"NUM_IDS": num_ids, "NUM_CHUNKS": num_chunks, "BLOCK": _CHUNK}
     _score_and_sum_chunk[(num_rows, num_chunks)](
         logits, logits.stride(0), noise.keys, noise.temperature, noise.positions, noise.stream,
-        scores, places, largest, totals, **shape, **options, num_warps=8,
+        scores, places, largest, totals, **shape, IS_FAST=logits.is_cuda, **options, num_warps=8,
     )  # fmt: skip
     _write_law[(num_rows, num_chunks)](
         logits, logits.stride(0), noise.temperature, scores, places, largest, totals, law_rows, index,
@@ -77,6 +80,34 @@ def draw_drafts(logits: Tensor, noise: NoiseRows, probabilities: Tensor, law_row
         num_warps=8,
     )  # fmt: skip
     return ids
+
+
+@triton.jit
+def _factor_of(divisor):
+    """What logits are multiplied by instead of divided."""
+    return tl.div_rn(1.0, tl.where(divisor == 0, 1.0, divisor))
+
+
+@triton.jit
+def _store_drawn(
+    logits, x, ids, factor, key, position, stream, score_at, place_at, NUM_IDS: tl.constexpr, IS_FAST: tl.constexpr
+):
+    """The best of a chunk's logits over temperature with their noise. Scores of all ids are made roughly, and exactly
+    one by one of those near the best: hardly ever more than one."""
+    u = uniform(key, position, stream, ids)
+    rough = x - rough_log(rough_exponential_of(u, IS_FAST), IS_FAST)
+    best = tl.max(rough, 0)
+    least = tl.where(best > float("-inf"), best - _NEAR, float("inf"))
+    place = tl.min(tl.where(rough >= least, ids, NUM_IDS), 0)
+    best = float("-inf")
+    best_place = NUM_IDS
+    while place < NUM_IDS:
+        score = tl.load(logits + place) * factor - tl.log(exponential(key, position, stream, place))
+        best_place = tl.where(score > best, place, best_place)
+        best = tl.maximum(score, best)
+        place = tl.min(tl.where((rough >= least) & (ids > place), ids, NUM_IDS), 0)
+    tl.store(score_at, best)
+    tl.store(place_at, best_place)
 
 
 @triton.jit
@@ -102,7 +133,7 @@ def _best_place(scores, places, is_chunk, NUM_IDS: tl.constexpr):
 def _score_chunk(
     logits, stride, keys, temperature, positions, stream, threshold, scores, places,
     NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, HAS_THRESHOLD: tl.constexpr,
-    MAY_OVERLAP: tl.constexpr,
+    IS_FAST: tl.constexpr, MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -112,13 +143,19 @@ def _score_chunk(
     ids = chunk * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * stride + ids, mask=ids < NUM_IDS, other=float("-inf"))
     divisor = tl.load(temperature + row)
-    if divisor != 0:
-        x = tl.div_rn(x, divisor)
-        if HAS_THRESHOLD:
-            x = tl.where(x >= tl.load(threshold + row), x, float("-inf"))
-        x = x - tl.log(exponential(tl.load(keys + row), tl.load(positions + row), stream, ids))
     of_chunk = row * NUM_CHUNKS + chunk
-    _store_best(x, ids, scores + of_chunk, places + of_chunk, NUM_IDS)
+    if divisor == 0:
+        _store_best(x, ids, scores + of_chunk, places + of_chunk, NUM_IDS)
+        return
+    factor = _factor_of(divisor)
+    x = x * factor
+    if HAS_THRESHOLD:
+        x = tl.where(x >= tl.load(threshold + row), x, float("-inf"))
+    key, position = tl.load(keys + row), tl.load(positions + row)
+    _store_drawn(
+        logits + row * stride, x, ids, factor, key, position, stream, scores + of_chunk, places + of_chunk,
+        NUM_IDS, IS_FAST,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -143,7 +180,8 @@ def _best_of_chunks(
 )
 def _score_and_sum_chunk(
     logits, stride, keys, temperature, positions, stream, scores, places, largest, totals,
-    NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, MAY_OVERLAP: tl.constexpr,
+    NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, IS_FAST: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
@@ -153,14 +191,20 @@ def _score_and_sum_chunk(
     ids = chunk * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * stride + ids, mask=ids < NUM_IDS, other=float("-inf"))
     divisor = tl.load(temperature + row)
-    x = tl.div_rn(x, tl.where(divisor == 0, 1.0, divisor))
+    factor = _factor_of(divisor)
+    x = x * factor
     top = tl.max(x, 0)
     of_chunk = row * NUM_CHUNKS + chunk
     tl.store(largest + of_chunk, top)
     tl.store(totals + of_chunk, tl.sum(tl.where(x == float("-inf"), 0.0, tl.exp(x - top)), 0))
-    if divisor != 0:
-        x = x - tl.log(exponential(tl.load(keys + row), tl.load(positions + row), stream, ids))
-    _store_best(x, ids, scores + of_chunk, places + of_chunk, NUM_IDS)
+    if divisor == 0:
+        _store_best(x, ids, scores + of_chunk, places + of_chunk, NUM_IDS)
+        return
+    key, position = tl.load(keys + row), tl.load(positions + row)
+    _store_drawn(
+        logits + row * stride, x, ids, factor, key, position, stream, scores + of_chunk, places + of_chunk,
+        NUM_IDS, IS_FAST,
+    )  # fmt: skip
 
 
 @triton.jit(
@@ -190,6 +234,6 @@ def _write_law(
     divisor = tl.load(temperature + row)
     ids = chunk * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * stride + ids, mask=ids < NUM_IDS, other=float("-inf"))
-    x = tl.div_rn(x, tl.where(divisor == 0, 1.0, divisor))
+    x = x * _factor_of(divisor)
     law = probabilities + (tl.load(law_rows + row) * num_laws + index) * NUM_IDS
     tl.store(law + ids, tl.exp(x - top) / total, mask=ids < NUM_IDS)

@@ -80,7 +80,11 @@ def process(logits: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
     if rows.temperature is None:
         return logits
     support = support_of(logits, rows) if fusion.is_fused(logits) else None
-    logits /= torch.where(rows.temperature == 0, 1.0, rows.temperature)[:, None]
+    divisor = torch.where(rows.temperature == 0, 1.0, rows.temperature)[:, None]
+    if fusion.is_fused(logits):
+        logits *= 1 / divisor
+    else:
+        logits /= divisor
     if support is None:
         _filter_(logits, rows)
     elif support.threshold is not None:
@@ -109,14 +113,23 @@ def _filter_(logits: torch.Tensor, rows: SamplingRows) -> None:
         mask_top_p_(logits, rows.top_p)
 
 
-def support_of(logits: torch.Tensor, rows: SamplingRows, *, needs_total: bool = False) -> Support:
+def support_of(logits: torch.Tensor, rows: SamplingRows) -> Support:
     """By kernels, without waiting: of fp32 logits [num_rows, vocab] behind rules and penalties, before temperature."""
     from specbench.engine.kernels.filters import Filters, kept
 
     assert rows.temperature is not None
     if not rows.has_filters:
         return Support(None, None)
-    found = kept(logits, Filters(rows.temperature, rows.min_p, rows.top_k, rows.top_p), needs_total=needs_total)
+    off = torch.zeros_like(rows.temperature)
+    found = kept(
+        logits,
+        Filters(
+            rows.temperature,
+            off if rows.min_p is None else rows.min_p,
+            off.long() if rows.top_k is None else rows.top_k,
+            off + 1 if rows.top_p is None else rows.top_p,
+        ),
+    )
     return Support(found.threshold, found.total)
 
 

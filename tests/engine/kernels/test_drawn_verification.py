@@ -250,6 +250,21 @@ def test_equal_laws_accept_everything_and_laws_without_anything_in_common_nothin
 
 
 @METHODS
+def test_laws_that_lack_nothing_are_drawn_from_as_they_are(method: str):
+    """As rounding has it, on a larger scale: drafts are rejected by laws that are nowhere larger than theirs."""
+    torch.manual_seed(7)
+    step = make_step(num_requests=8, vocab=700)
+    of = step.windows
+    temperature = of.temperature[of.rows][:, None, None]
+    step.logits.view(8, 4, -1)[:, :3] = of.draft_probabilities[of.rows].log() * torch.where(
+        temperature == 0, 1.0, temperature
+    )
+    of.draft_probabilities.mul_(3)
+    verdict = step.assert_kernels_agree(method)
+    assert (verdict.num_accepted < 3).any()
+
+
+@METHODS
 def test_requests_of_padding_move_nothing_but_their_scratch_row(method: str):
     """As a recorded step has them: no row that counts, greedy, all in one persistent row."""
     torch.manual_seed(6)

@@ -23,10 +23,9 @@ def top_k(vocab: int) -> torch.Tensor:
 
 
 def filters_of(vocab: int, names: str) -> Filters:
-    by_name = {"m": MIN_P, "k": top_k(vocab), "p": TOP_P}
-    return Filters(
-        TEMPERATURE.to(DEVICE), *(by_name[name].to(DEVICE) if name in names else None for name in ("m", "k", "p"))
-    )
+    by_name = {"m": (MIN_P, 0.0), "k": (top_k(vocab), 0), "p": (TOP_P, 1.0)}
+    asked = [(values if name in names else torch.full_like(values, off)) for name, (values, off) in by_name.items()]
+    return Filters(TEMPERATURE.to(DEVICE), *(each.to(DEVICE) for each in asked))
 
 
 def by_sorting(row: torch.Tensor, min_p: float, top_k: int, top_p: float) -> torch.Tensor:
@@ -50,7 +49,7 @@ def assert_kept(result: Kept, logits: torch.Tensor, names: str, slack: int = 0) 
         if temperature == 0:
             assert result.threshold[index] == -torch.inf
             continue
-        scaled = logits[index] / TEMPERATURE[index]
+        scaled = logits[index] * (1 / TEMPERATURE[index])
         expected = by_sorting(
             scaled,
             float(MIN_P[index]) if "m" in names else 0.0,
@@ -59,8 +58,7 @@ def assert_kept(result: Kept, logits: torch.Tensor, names: str, slack: int = 0) 
         )
         is_kept = scaled >= result.threshold[index].to(scaled.device)
         assert int((is_kept != (expected > -torch.inf)).sum()) <= slack
-        if result.total is not None:
-            assert float(result.total[index]) == pytest.approx(float(expected.logsumexp(0)), abs=1e-5)
+        assert float(result.total[index]) == pytest.approx(float(expected.logsumexp(0)), abs=1e-5)
 
 
 @pytest.mark.parametrize("names", ["m", "k", "p", "mkp"])
@@ -73,7 +71,7 @@ def test_what_is_kept_is_what_sorting_keeps(vocab: int, spread: float, names: st
     logits = torch.randn(6, vocab) * spread
     if spread == 1.0:
         logits = (logits * 4).round() / 4
-    result = kept(logits.to(DEVICE), filters_of(vocab, names), needs_total=True, sizes=SMALL)
+    result = kept(logits.to(DEVICE), filters_of(vocab, names), sizes=SMALL)
     assert_kept(result, logits, names)
 
 
@@ -94,7 +92,8 @@ def test_a_row_is_treated_alike_whatever_the_others_are():
     torch.manual_seed(2)
     logits = torch.randn(6, 300) * 2
     together = kept(logits.to(DEVICE), filters_of(300, "p"), sizes=SMALL)
-    one = Filters(TEMPERATURE[1:2].to(DEVICE), None, None, TOP_P[1:2].to(DEVICE))
+    every = filters_of(300, "p")
+    one = Filters(every.temperature[1:2], every.min_p[1:2], every.top_k[1:2], every.top_p[1:2])
     assert torch.equal(together.threshold[1:2], kept(logits[1:2].to(DEVICE), one, sizes=SMALL).threshold)
 
 
@@ -105,5 +104,5 @@ def test_large_vocabularies(spread: float, names: str):
     torch.manual_seed(3)
     vocab = 151_936
     logits = torch.randn(6, vocab) * spread
-    result = kept(logits.to(DEVICE), filters_of(vocab, names), needs_total=True)
+    result = kept(logits.to(DEVICE), filters_of(vocab, names))
     assert_kept(result, logits, names, slack=2)
