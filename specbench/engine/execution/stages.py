@@ -28,7 +28,7 @@ from specbench.engine.proposers.proposer import AdmittedRequest, DraftBatch, Mix
 from specbench.engine.proposers.row_indices import row_indices
 from specbench.engine.sampling.drafting import DraftSampling, allocate_draft_probabilities
 from specbench.engine.sampling.row_chunks import log_total
-from specbench.engine.sampling.sampler import SamplingRows, apply_rules_, draw, process, support_of
+from specbench.engine.sampling.sampler import SamplingRows, Support, apply_rules_, draw, process, support_of
 from specbench.engine.sampling.sharded import sample_own
 from specbench.engine.sampling.verification import (
     ACCEPTANCE_RULES,
@@ -198,9 +198,13 @@ class StepStages:
 
     def verify_tempered(self, forwarded: Forwarded, results: StepResults) -> None:
         """The same where no request asks for more than a temperature."""
-        batch = forwarded.batch
-        positions = batch.sampled_positions(forwarded.positions)
-        rows = self.state.sampling.tempered_rows(batch.indices.persistent_row_of_logits, positions)
+        batch, indices = forwarded.batch, forwarded.batch.indices
+        if self._verifies_draws and fusion.is_fused(batch.rows):
+            self._verify_draws_by_kernels(batch, self._logits(forwarded), None, results)
+            return
+        rows = self.state.sampling.tempered_rows(
+            indices.persistent_row_of_logits, forwarded.positions, indices.token_row_of_logits
+        )
         if self._can_sample_own(rows):
             self._match_and_commit(batch, self._sample_own(forwarded, rows), results)
         else:
@@ -208,9 +212,10 @@ class StepStages:
 
     def verify_filtered(self, forwarded: Forwarded, results: StepResults) -> None:
         """The same where no request asks for more than filters and a temperature, whoever asks for which."""
-        batch = forwarded.batch
-        positions = batch.sampled_positions(forwarded.positions)
-        rows = self.state.sampling.filtered_rows(batch.indices.persistent_row_of_logits, positions)
+        batch, indices = forwarded.batch, forwarded.batch.indices
+        rows = self.state.sampling.filtered_rows(
+            indices.persistent_row_of_logits, forwarded.positions, indices.token_row_of_logits
+        )
         self._accept_and_commit(batch, self._logits(forwarded), rows, results)
 
     def _can_sample_own(self, rows: SamplingRows | None) -> bool:
@@ -240,15 +245,18 @@ class StepStages:
         self, batch: InputBatch, logits: torch.Tensor, rows: SamplingRows | None, results: StepResults
     ) -> None:
         """Which drafts the logits accept, as their parameters change them, and what is emitted behind them."""
-        is_synthetic = self.synthetic_rates is not None
-        is_drawn = rows is not None and rows.temperature is not None and self.draft_probabilities is not None
-        if rows is not None and is_drawn and self.k and not is_synthetic:
+        if rows is not None and rows.temperature is not None and self._verifies_draws:
             if fusion.is_fused(logits):
                 self._verify_draws_by_kernels(batch, logits, rows, results)
             else:
                 self._commit(batch, self._verify_draws(batch, process(logits, rows), rows), results)
             return
         self._match_and_commit(batch, draw(logits, rows), results)
+
+    @property
+    def _verifies_draws(self) -> bool:
+        """Whether drafts of requests at a temperature have laws of their own, and are not accepted by coins alone."""
+        return self.k > 0 and self.draft_probabilities is not None and self.synthetic_rates is None
 
     def _match_and_commit(self, batch: InputBatch, sampled_ids: torch.Tensor, results: StepResults) -> None:
         """Drafts against the target's own samples, [num_logits], or against coins."""
@@ -289,14 +297,16 @@ class StepStages:
         return greedy.where(self.state.sampling.temperature[windows.rows] == 0, drawn)
 
     def _verify_draws_by_kernels(
-        self, batch: InputBatch, logits: torch.Tensor, rows: SamplingRows, results: StepResults
+        self, batch: InputBatch, logits: torch.Tensor, rows: SamplingRows | None, results: StepResults
     ) -> None:
-        """The same and the commit, in steps of any shape."""
+        """The same and the commit, in steps of any shape. `rows` None: no request asks for more than a temperature."""
         from specbench.engine.kernels.drawn_verification import DrawnWindows, verify_and_commit
 
         assert self.draft_probabilities is not None
-        apply_rules_(logits, rows)
-        support = support_of(logits, rows)
+        support = Support(None, None)
+        if rows is not None:
+            apply_rules_(logits, rows)
+            support = support_of(logits, rows)
         indices, state = batch.indices, self.state
         windows = DrawnWindows(
             rows=batch.rows,

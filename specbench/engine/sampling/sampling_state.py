@@ -120,21 +120,30 @@ class SamplingState:
         """Whether a request of the batch asks for penalties, token rules or log-probabilities."""
         return self._asks(batch_rows, _TEXT | _LOGPROBS)
 
-    def tempered_rows(self, persistent_rows: torch.Tensor, positions: torch.Tensor) -> SamplingRows:
-        """Parameters of the logits rows of a batch that needs no filters; greedy rows are among them. As for `rows`."""
-        every = self.filtered_rows(persistent_rows, positions)
+    def tempered_rows(
+        self, persistent_rows: torch.Tensor, positions: torch.Tensor, token_rows: torch.Tensor | None
+    ) -> SamplingRows:
+        """As `filtered_rows`, of a batch that needs no filters."""
+        every = self.filtered_rows(persistent_rows, positions, token_rows)
         return replace(every, min_p=None, top_k=None, top_p=None)
 
-    def filtered_rows(self, persistent_rows: torch.Tensor, positions: torch.Tensor) -> SamplingRows:
-        """The same of a batch that needs no more than filters, whoever asks for which."""
+    def filtered_rows(
+        self, persistent_rows: torch.Tensor, positions: torch.Tensor, token_rows: torch.Tensor | None
+    ) -> SamplingRows:
+        """Parameters of the logits rows of a batch that needs no more than filters, whoever asks for which; greedy rows
+        are among them.
+
+        persistent_rows: [num_logits] int64, of each logits row. positions: [num_tokens] int64, of the step's rows.
+        token_rows: [num_logits] int64, which of these give logits; None: each, in order.
+        """
         if fusion.is_fused(persistent_rows):
             from specbench.engine.kernels.sampling_rows import gather_rows
 
-            found = gather_rows(persistent_rows, self._whole, self._real)
-            return SamplingRows(found.keys, positions, found.temperature, found.min_p, found.top_k, found.top_p)
+            found = gather_rows(persistent_rows, positions, token_rows, self._whole, self._real)
+            return SamplingRows(found.keys, found.positions, found.temperature, found.min_p, found.top_k, found.top_p)
         return SamplingRows(
             keys=self.key[persistent_rows],
-            positions=positions,
+            positions=(positions if token_rows is None else positions[token_rows]) + 1,
             temperature=self.temperature[persistent_rows],
             min_p=self.min_p[persistent_rows],
             top_k=self.top_k[persistent_rows],
