@@ -27,6 +27,7 @@ from specbench.engine.execution.model_runner import ModelRunner
 from specbench.engine.execution.stages import Forwarded
 from specbench.engine.execution.step_results import StepResults
 from specbench.engine.layers.metadata import TargetOutput
+from specbench.engine.layers.parallel import ALONE, Vocabulary
 from specbench.engine.sampling.parameters import RequestSampling
 from specbench.engine.scheduling.step import DECODE, NewRequest, SchedulerOutput
 from specbench.generate import SamplingParams
@@ -46,6 +47,12 @@ LINES: dict[str, tuple[dict, str, str]] = {
 }
 
 
+@dataclass(frozen=True)
+class NoAttention:
+    needs_segments: bool = False
+    is_capturable: bool = False
+
+
 @dataclass
 class GivenLogits:
     """A target whose logits are there: what the runner asks of a model, and no model."""
@@ -53,6 +60,11 @@ class GivenLogits:
     logits: torch.Tensor
     is_copied: bool
     relative_extents: dict[str, int]
+    attention: NoAttention = NoAttention()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.vocab_size, ALONE)
 
     @property
     def vocab_size(self) -> int:
