@@ -80,16 +80,22 @@ def process(logits: torch.Tensor, rows: SamplingRows | None) -> torch.Tensor:
     if rows.temperature is None:
         return logits
     support = support_of(logits, rows) if fusion.is_fused(logits) else None
-    divisor = torch.where(rows.temperature == 0, 1.0, rows.temperature)[:, None]
-    if fusion.is_fused(logits):
-        logits *= 1 / divisor
-    else:
-        logits /= divisor
+    divide_by_temperature_(logits, rows.temperature)
     if support is None:
         _filter_(logits, rows)
     elif support.threshold is not None:
         drop_below_(logits, support.threshold)
     return logits
+
+
+def divide_by_temperature_(logits: torch.Tensor, temperature: torch.Tensor) -> None:
+    """In place on fp32 logits [num_rows, vocab]; those of greedy rows stay. temperature: [num_rows] fp32."""
+    divisor = torch.where(temperature == 0, 1.0, temperature)[:, None]
+    if fusion.is_fused(logits):
+        # As kernels do, who would have to divide every logit each time they read it.
+        logits *= 1 / divisor
+    else:
+        logits /= divisor
 
 
 def apply_rules_(logits: torch.Tensor, rows: SamplingRows) -> None:

@@ -11,7 +11,7 @@ import torch
 from specbench.engine.layers.parallel import Vocabulary
 from specbench.engine.sampling.noise import TARGET_SAMPLE, exponential_noise, spread_ids
 from specbench.engine.sampling.row_chunks import row_chunks
-from specbench.engine.sampling.sampler import SamplingRows
+from specbench.engine.sampling.sampler import SamplingRows, divide_by_temperature_
 
 
 def sample_own(own_logits: torch.Tensor, rows: SamplingRows | None, vocabulary: Vocabulary) -> torch.Tensor:
@@ -22,7 +22,7 @@ def sample_own(own_logits: torch.Tensor, rows: SamplingRows | None, vocabulary: 
     if rows is None or rows.temperature is None:
         return vocabulary.argmax(own_logits)
     is_greedy = rows.temperature == 0
-    own_logits /= torch.where(is_greedy, 1.0, rows.temperature)[:, None]
+    divide_by_temperature_(own_logits, rows.temperature)
     if own_logits.is_cuda:
         from specbench.engine.kernels.sampling import NoiseRows, best_of_chunks
 
