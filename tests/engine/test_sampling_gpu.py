@@ -73,7 +73,7 @@ KINDS = [({}, lambda logits: logits), *laws.FILTERS.values()]
 @pytest.mark.parametrize("method", laws.METHODS)
 def test_the_joint_law_is_the_targets(folder: Path, method: tuple[str, str], has_graphs: bool):
     """Through the engine's loop, requests with and without filters in one batch, with a step in flight."""
-    num_requests, size = (3_000, 64) if has_graphs else (18_000, 2048)
+    num_requests, size = (1_800, 64) if has_graphs else (6_000, 2048)
     engine = markov_engine(
         folder,
         laws.TARGET.cuda(),
