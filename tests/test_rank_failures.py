@@ -5,6 +5,7 @@ Ranks are children of the run, or torchrun's.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import random
@@ -35,6 +36,11 @@ STARTED: list[subprocess.Popen] = []
 TORCHRUN = ("torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2", "-m")
 
 
+def die_with_parent() -> None:
+    """In a process that has a session of its own: whatever ends the tests ends it."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
 class Run:
     """The command line on two ranks, in a process group of its own."""
 
@@ -49,6 +55,7 @@ class Run:
             stdout=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
+            preexec_fn=die_with_parent,
         )
         STARTED.append(self.process)
 
