@@ -789,7 +789,8 @@ def _value(value: Any, hint: Any, path: str) -> Any:
         return None if value is None else _value(value, inner[0], path)
     if origin is Annotated:
         base, rule = typing.get_args(hint)
-        checked = _value(value, base, path)
+        # Names are asked for by name, also where a value of another type was given.
+        checked = value if isinstance(rule, OneOf) else _value(value, base, path)
         if complaint := rule.complaint(checked):
             raise UserError(f"{path}: {complaint}")
         return checked

@@ -143,6 +143,7 @@ def test_random_weights_answer_nothing_and_need_a_shape() -> None:
             "model.checkpoint: random weights need a shape; name a folder",
         ),
         ({"model__load": "randomly"}, "model.load: unknown value 'randomly'; did you mean 'random'?"),
+        ({"engine__cuda_graphs": True}, "engine.cuda_graphs: unknown value True; known: auto, off, on"),
         ({"spec__metod": 1}, "spec.metod: unknown key; did you mean 'method'?"),
         ({"load__name": "poisson"}, "load.rate: load=poisson needs it; say load.rate=VALUE"),
         (

@@ -98,6 +98,11 @@ def plan_memory(config: EngineConfig, specs: tuple[CacheGroupSpec, ...], fixed_b
     if num_full - 1 < longest:
         key = "memory_fraction" if config.num_blocks is None else "num_blocks"
         spent = _where_it_went(config, specs, needs, fixed_bytes)
+        if num_full == 0 and config.memory_limit is not None and sum(fixed_bytes.values()) > config.memory_limit:
+            raise UserError(
+                f"cache.memory_fraction: no cache fits{spent}: what is not cache takes more than there is; take a smaller "
+                "model.dtype or model, more ranks (parallel.tensor_parallel_size) or a larger device"
+            )
         raise UserError(
             f"cache.{key}: {num_full} blocks of {config.block_size} tokens hold less than one request of "
             f"model.max_model_len={config.max_model_len} tokens ({longest + 1} blocks){spent}: raise it, or lower "

@@ -123,7 +123,7 @@ def rank_device(device: str, rank: int) -> str:
     return device if name == "cpu" else f"{name}:{int(first or 0) + rank}"
 
 
-#: (store, engine's name, its config, this rank's number on its machine): runs an engine's steps until it is closed.
+#: (store, engine's name, its config): runs an engine's steps until it is closed.
 ServeEngine = Callable[["Store", str, EngineConfig], None]
 
 

@@ -2,7 +2,7 @@
 
 Belongs here: the exchange between kernels that run on several devices at once, sums over rows, the look-up in a split
 table. Does not belong here: how memory is mapped (execution/peer_memory.py), when this is used (layers/parallel.py),
-other kernels that exchange something (sampling.py, split_conv.py).
+other kernels that exchange something (split_sampling.py, split_conv.py).
 
 Every rank has an inbox with places for each row and each other rank, taken in turn. A row's program writes its own part
 into all other inboxes, waits until its own inbox has the others', and adds them up in the order of ranks: in fp32,

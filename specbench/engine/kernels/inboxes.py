@@ -1,7 +1,7 @@
 """Memory of a GPU that other ranks' kernels write to. No Triton.
 
 Belongs here: its layout. Does not belong here: how it is mapped (execution/peer_memory.py), what is sent
-(kernels/all_reduce.py, sampling.py, split_conv.py).
+(kernels/all_reduce.py, split_sampling.py, split_conv.py).
 """
 
 from __future__ import annotations

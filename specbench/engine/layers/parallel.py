@@ -1,7 +1,7 @@
 """Tensor parallelism: what the ranks that hold one model together say to each other inside a step.
 
 Belongs here: collectives on tensors, which do nothing and cost nothing where there is one rank. Does not belong here:
-how ranks are started (ranks.py), what is split (the families' configs), steps and their results.
+how ranks are started (execution/rank_processes.py), what is split (the families' configs), steps and their results.
 
 A model gets the object when it is loaded. Every rank computes the same from what a collective returns, bit for bit:
 sums are made once and handed out, so that tokens and accepted counts are equal on all ranks without being sent.

@@ -42,11 +42,6 @@ class ProposerRequirements:
     #: Rows that it runs more than the target behind the last chunk of a prompt.
     num_rows_behind_chunk: int = 0
 
-    @property
-    def cache_bytes_per_token(self) -> int:
-        """What drafting keeps for every token of a request, all cache groups together."""
-        return sum(group.bytes_per_token for group in self.cache_groups)
-
 
 @dataclass(frozen=True, slots=True)
 class AdmittedRequest:

@@ -160,6 +160,12 @@ def test_a_limit_for_less_than_one_request_says_where_it_went():
     assert "target weights 0.0" in str(raised.value) and "raise it, or lower model.max_model_len" in str(raised.value)
 
 
+def test_weights_that_do_not_fit_by_themselves_are_named():
+    message = r"cache.memory_fraction: no cache fits in 0.0 MiB beside .*target weights 0.0.*: what is not cache takes more"
+    with pytest.raises(UserError, match=message):
+        plan(8_000, fixed=9_000)
+
+
 def test_more_blocks_than_the_limit_allows_are_refused_with_the_numbers():
     with pytest.raises(UserError, match=r"cache.num_blocks: with 1000 blocks the run takes 0.\d MiB.* allows 0.0 MiB"):
         plan(20_000, num_blocks=1000)

@@ -139,7 +139,7 @@ def test_its_caches_are_declared(tiny_folder: Path, draft_folder: Path):
     assert {group.num_prompt_lookahead + group.num_provisional_rows for group in requirements.cache_groups} == {0}
     # Two global layers of 2 x 2 heads and a windowed one of 2 x 4, 16 wide each; three layers' convolution inputs.
     streams = 2 * (2 * 2 * 16) + 2 * 4 * 16 + 2 * (2 * 2 * 16) + 2 * 4 * 16 + 3 * 2 * 32
-    assert requirements.cache_bytes_per_token == 4 * streams
+    assert sum(group.bytes_per_token for group in requirements.cache_groups) == 4 * streams
     assert requirements.weight_bytes == 4 * sum(tensor.numel() for tensor in Oracle(draft_folder).weights.values())
 
 
