@@ -46,6 +46,8 @@ WAYS = ("nccl", "one_shot")
 #: Sums of a graph, and replays of it.
 _NUM_SUMS, _NUM_REPLAYS = 64, 20
 _TIMEOUT_S = 120.0
+#: Tokens of a text that are compared.
+_NUM_FIRST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,7 @@ def _measure_shape(
     config = engine_config(settings, folder, drafting)
     weights = shape_bytes(open_shape(folder), *expert_counts(open_shape(folder)))
     alone: dict[int, float] = {}
-    firsts: list[list[int]] = []
+    firsts: list[list[list[int]]] = []
     sums = _sums_us(settings, folder, num_ranks, ways) if has_sums else {}
     with closing(Engines()) as engines:
         for way in (ALONE, *ways):
@@ -158,10 +160,11 @@ def _measure_shape(
                     yield step
 
 
-def _first_tokens(engine: LLMEngine, settings: Settings) -> list[int]:
-    """The first token of each text of the largest batch. In bf16 a few may differ: random weights give near ties."""
-    run = run_batch(engine, settings, max(settings.batch_sizes), num_output=1, seed=0)
-    by_name = {int(result.record.request_id): result.output_token_ids[0] for result in run.results}
+def _first_tokens(engine: LLMEngine, settings: Settings) -> list[list[int]]:
+    """How each text of the largest batch begins: by the prompt's step, and by a few of decoding. In bf16 some may
+    differ: random weights give near ties."""
+    run = run_batch(engine, settings, max(settings.batch_sizes), num_output=_NUM_FIRST, seed=0)
+    by_name = {int(result.record.request_id): result.output_token_ids for result in run.results}
     return [by_name[index] for index in sorted(by_name)]
 
 
