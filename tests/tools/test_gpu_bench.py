@@ -73,6 +73,15 @@ def test_bytes_of_drafts():
     assert inkling.draft_read(8) == sum(inkling.modules) + 8 * inkling.head
 
 
+def test_bytes_of_weights_in_codes():
+    """FP8: a byte each, and 4 of a scale for 128; norms and head stay in bf16."""
+    checkpoint = open_shape(SHAPES_FOLDER / "qwen3_8b_fp8", "keep")
+    weights = shape_bytes(checkpoint, *expert_counts(checkpoint))
+    matrices = 36 * (4096 * 4096 * 2 + 2 * 1024 * 4096 + 3 * 4096 * 12288)
+    norms = 36 * 2 * (2 * 4096 + 2 * 128) + 2 * 4096
+    assert weights.dense == matrices * (128 + 4) // 128 + norms and weights.head == HEAD
+
+
 def test_experts_that_rows_touch():
     weights = bytes_of("qwen3_30b_a3b")
     assert weights.experts == 2 * 48 * 128 * 3 * 2048 * 768

@@ -84,7 +84,7 @@ def shape_bytes(checkpoint: Checkpoint, num_experts: int, num_experts_per_token:
 
 
 def _num_bytes(entry: TensorEntry) -> int:
-    return kept_bytes(entry) if entry.is_kept else _ELEMENT_BYTES * prod(entry.shape)
+    return kept_bytes(entry.dtype, entry.shape) if entry.is_kept else _ELEMENT_BYTES * prod(entry.shape)
 
 
 def kv_read(specs: Iterable[CacheGroupSpec], owner: str, context: int) -> int:

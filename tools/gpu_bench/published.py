@@ -6,7 +6,6 @@ same differ by 3 to 5 %.
 
 from __future__ import annotations
 
-SOURCE = "published: vLLM 0.26.0, one H200"
 #: (shape, drafts) -> batch -> milliseconds a step
 VLLM_STEP_MS: dict[tuple[str, int], dict[int, float]] = {
     ("qwen3_8b", 0): {1: 4.98, 16: 5.61, 64: 7.94},
@@ -23,7 +22,7 @@ VLLM_TOKEN_PER_S: dict[tuple[str, int], dict[int, float]] = {
 }
 #: k constant drafts, verification of k + 1 rows -> batch -> milliseconds a step, on the shape of Qwen3-8B
 VLLM_NGRAM_STEP_MS: dict[int, dict[int, float]] = {4: {1: 7.53, 16: 8.23}, 8: {1: 7.35, 16: 9.10}}
-#: transformers with a static cache, compiled: batch -> milliseconds a step, on the shape of Qwen3-8B
-TRANSFORMERS_STEP_MS: dict[int, float] = {1: 8.1, 16: 14.7, 64: 34.6}
+#: transformers with a static cache, compiled: shape -> batch -> milliseconds a step
+TRANSFORMERS_STEP_MS: dict[str, dict[int, float]] = {"qwen3_8b": {1: 8.1, 16: 14.7, 64: 34.6}}
 #: shape -> batch -> prompt tokens a second, of prompts of 1,024 tokens
 VLLM_PREFILL_TOKEN_PER_S: dict[str, dict[int, float]] = {"qwen3_8b": {1: 38_500, 16: 43_400, 64: 44_000}}

@@ -123,8 +123,8 @@ def print_step(case: str, measured: Measured, peer: str = "") -> None:
     )
 
 
-def _peer(table: dict[int, float], batch: int) -> str:
-    return f"vLLM {table[batch]:.2f} ms" if batch in table else ""
+def _peer(table: dict[int, float], batch: int, name: str = "vLLM") -> str:
+    return f"{name} {table[batch]:.2f} ms" if batch in table else ""
 
 
 def decode(bench: Bench) -> list[Verdict]:
@@ -132,9 +132,12 @@ def decode(bench: Bench) -> list[Verdict]:
     verdicts = []
     for shape in bench.settings.shapes:
         peer = bench.published(published.VLLM_STEP_MS, (shape, 0))
+        other = bench.published(published.TRANSFORMERS_STEP_MS, shape)
         for batch in bench.settings.batch_sizes:
             measured = bench.measure(shape, Drafting(), batch)
-            print_step(shape, measured, _peer(peer, batch))
+            print_step(
+                shape, measured, ", ".join(filter(None, (_peer(peer, batch), _peer(other, batch, "transformers"))))
+            )
             if shape == "qwen3_8b" and batch in goals.DECODE_RATIO:
                 name = f"decode {shape} batch {batch}: step over floor"
                 verdicts.append(Verdict(name, measured.ratio, goals.DECODE_RATIO[batch]))
