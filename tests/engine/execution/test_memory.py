@@ -161,7 +161,9 @@ def test_a_limit_for_less_than_one_request_says_where_it_went():
 
 
 def test_weights_that_do_not_fit_by_themselves_are_named():
-    message = r"cache.memory_fraction: no cache fits in 0.0 MiB beside .*target weights 0.0.*: what is not cache takes more"
+    message = (
+        r"cache.memory_fraction: no cache fits in 0.0 MiB beside .*target weights 0.0.*: what is not cache takes more"
+    )
     with pytest.raises(UserError, match=message):
         plan(8_000, fixed=9_000)
 

@@ -41,9 +41,8 @@ class BackendLine:
     speed: str = ""
 
 
-#: The order in which `auto` asks, the fastest first. Figures are those of tools/bench_gpu.py on one H200, a layer of 32
-#: heads over 8 key heads; beside those named, Triton's kernel took less in every case: decoding at 1 to 16 requests, 9
-#: rows at 1 to 64, prompts of 1,024 tokens.
+#: The order in which `auto` asks, the fastest first: docs/gpu_benchmark.md has the figures, of one H200 and a layer of
+#: 32 heads over 8 key heads. Triton's kernel took less in every case: decoding and 9 rows at 1 to 64 requests, prompts.
 BACKENDS = {
     "triton": BackendLine(
         "triton_backend.TritonAttention",
@@ -52,7 +51,7 @@ BACKENDS = {
         frozenset({"cuda"}),
         is_capturable=True,
         package="triton",
-        speed="on an H200 it took 134 us for 9 rows of 16 requests over 8,192 tokens, flashinfer 163",
+        speed="on an H200 it took 496 us for 9 rows of 64 requests over 8,192 tokens, flashinfer 605",
     ),
     "torch": BackendLine(
         "torch_backend.TorchAttention",
