@@ -32,8 +32,8 @@ _TILE_KEYS = 64
 _MAX_HEAD_BYTES = 256
 #: Programs that keep every multiprocessor busy: with fewer, the keys of a request are split.
 _FULL_GRID = 256
-#: The same of programs that take a fourth of a multiprocessor each, and of those that take a whole one.
-_FULL_GRID_OF_SMALL, _FULL_GRID_OF_LARGE = 512, 128
+#: The same of programs that take a fourth of a multiprocessor each, and pairs of tile and key head from which on they do.
+_FULL_GRID_OF_SMALL, _MIN_SMALL_PAIRS = 512, 128
 #: More programs than this run at once only where each takes a fourth.
 _MANY_PROGRAMS = 384
 _MAX_SPLITS = 16
@@ -129,14 +129,12 @@ def _pipeline(tile_rows: int, num_pairs: int, *, is_wide: bool, is_relative: boo
     are read beside the keys); num_pairs: of tile and key head."""
     if is_wide:
         return _Pipeline(_TILE_KEYS // 2, 8 if tile_rows >= 128 else 4, 2, _FULL_GRID)
-    if tile_rows <= 16 and num_pairs >= _FULL_GRID_OF_LARGE:
+    if tile_rows <= 16 and num_pairs >= _MIN_SMALL_PAIRS:
         return _Pipeline(_TILE_KEYS, 4, 2, _FULL_GRID_OF_SMALL)
     if tile_rows == 32 and num_pairs > _MANY_PROGRAMS:
         return _Pipeline(_TILE_KEYS // 2, 2, 3, _FULL_GRID)
     if tile_rows == 64 and is_relative:
         return _Pipeline(_TILE_KEYS // 2, 4, 4, _FULL_GRID)
-    if tile_rows == 64 and num_pairs <= _FULL_GRID_OF_LARGE:
-        return _Pipeline(_TILE_KEYS, 4, 4, _FULL_GRID_OF_LARGE)
     return _Pipeline(_TILE_KEYS, 8 if tile_rows >= 128 else 4, 3, _FULL_GRID)
 
 

@@ -144,9 +144,11 @@ def test_convolution_of_partial_sums(dtype: torch.dtype) -> None:
     whole = replace(conv, cache=conv.cache.clone())
     outputs = conv_add_norm(parts, residual, conv, paged.rows, weight, EPS)
     expected = conv_add_norm((parts[0] + parts[1]).to(dtype), residual, whole, paged.rows, weight, EPS)
-    for output, other in zip(outputs, expected, strict=True):
-        assert output.dtype == dtype and torch.equal(output, other)
     assert torch.equal(conv.cache, whole.cache)
+    # A compiler is free to fuse one product or another with the addition that follows: the last bit may differ.
+    for output, other in zip(outputs, expected, strict=True):
+        assert output.dtype == dtype
+        assert_near(output, other.double())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -160,7 +160,7 @@ def test_splits_follow_from_what_the_host_knows() -> None:
     assert plan_tiles(1, 1, 1, 4, 8, 256).num_splits == 16
     assert plan_tiles(16, 16, 1, 4, 8, 256).num_splits == 4
     assert plan_tiles(16, 16 * 5, 5, 4, 8, 256).num_splits == 2
-    assert plan_tiles(16, 16 * 9, 9, 4, 8, 256).num_splits == 1
+    assert plan_tiles(16, 16 * 9, 9, 4, 8, 256).num_splits == 2
     assert plan_tiles(64, 64 * 9, 9, 4, 8, 256).num_splits == 1
     assert plan_tiles(16, 16 * 9, 9, 4, 4, 256, is_relative=True).num_splits == 4
     assert plan_tiles(1, 4096, 4096, 4, 8, 256).num_splits == 1
