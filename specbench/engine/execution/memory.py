@@ -100,8 +100,8 @@ def plan_memory(config: EngineConfig, specs: tuple[CacheGroupSpec, ...], fixed_b
         spent = _where_it_went(config, specs, needs, fixed_bytes)
         if num_full == 0 and config.memory_limit is not None and sum(fixed_bytes.values()) > config.memory_limit:
             raise UserError(
-                f"cache.memory_fraction: no cache fits{spent}: what is not cache takes more than there is; take a smaller "
-                "model.dtype or model, more ranks (parallel.tensor_parallel_size) or a larger device"
+                f"cache.memory_fraction: no cache fits{spent}: what is not cache takes more than there is; take a "
+                "smaller model.dtype or model, more ranks (parallel.tensor_parallel_size) or a larger device"
             )
         raise UserError(
             f"cache.{key}: {num_full} blocks of {config.block_size} tokens hold less than one request of "
