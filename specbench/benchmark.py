@@ -277,8 +277,10 @@ def _write_ending(runs: Sequence[OpenRun], error: BaseException) -> None:
         run.record.status, run.record.finished_at = "failed", _now()
         run.record.error = f"{_reason(error)}, after {num_done} of {len(run.plan.requests)} requests"
         run.directory.write_run(run.record)
-    if num_done or isinstance(error, KeyboardInterrupt):
-        terminal.say(f"specbench: {run.record.error}; go on with: specbench resume {run.directory.path}")
+    # The command line says what any other error was.
+    said = run.record.error if isinstance(error, KeyboardInterrupt) else f"{num_done} requests are kept"
+    if num_done or not isinstance(error, UserError):
+        terminal.say(f"specbench: {said}; go on with: specbench resume {run.directory.path}")
 
 
 def _reason(error: BaseException) -> str:

@@ -233,11 +233,12 @@ class Silence:
     def silent(self, for_s: float = _NOTABLE_SILENCE_S) -> list[int]:
         """Ranks that have been silent for longer."""
         now_s = time.monotonic()
-        return [
-            rank
-            for rank, (count, since_s) in self._seen.items()
-            if now_s - since_s > (for_s if count else max(for_s, self._first_sign_s))
-        ]
+        return [rank for rank, (_, since_s) in self._seen.items() if now_s - since_s > self.limit_s(rank, for_s)]
+
+    def limit_s(self, rank: int, for_s: float) -> float:
+        """The limit of this rank: a longer one before its first sign."""
+        count, _ = self._seen[rank]
+        return for_s if count else max(for_s, self._first_sign_s)
 
 
 def leave_with_rank_0(store: Store, limit_s: float, leave: Callable[[BaseException], None]) -> None:

@@ -256,7 +256,9 @@ class RankProcesses:
         self._silence.look()
         limit_s = _silence_limit_s(self.timeout_s)
         if silent := self._silence.silent(limit_s):
-            return f"{self._names(silent)} hangs: no sign of life for {limit_s:g} s (parallel.timeout_s)"
+            lasted_s = self._silence.limit_s(silent[0], limit_s)
+            since = "parallel.timeout_s" if lasted_s == limit_s else "since it was started"
+            return f"{self._names(silent)} hangs: no sign of life for {lasted_s:g} s ({since})"
         deadline_s = self._deadline_s
         if deadline_s is None or time.monotonic() <= deadline_s:
             return None

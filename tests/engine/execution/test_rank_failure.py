@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import Store
+from torch.distributed import HashStore, Store
 
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution import rank_processes
-from specbench.engine.execution.rank_peers import Child, LaunchedPeer, SignsOfLife, leave_words
+from specbench.engine.execution.rank_peers import Child, LaunchedPeer, SignsOfLife, Silence, leave_words
 from specbench.engine.execution.rank_processes import Launched, RankFailure, RankProcesses, follow_launched
 from specbench.engine.layers.parallel import PeerLost
 from tests.engine.harness import engine_config
@@ -86,6 +86,13 @@ def test_a_rank_that_stops_before_it_is_up_is_noticed(tmp_path: Path, monkeypatc
     with pytest.raises(RankFailure, match=r"rank 1 \(process \d+\) hangs: no sign of life for 2 s"):
         processes.announce_engine(engine_config(tmp_path))
     check_nothing_is_left(processes)
+
+
+def test_a_first_sign_of_life_may_take_longer_and_the_figure_is_its_own() -> None:
+    silence = Silence(HashStore(), [1, 2], first_sign_s=0.2)
+    assert silence.limit_s(1, 0.1) == 0.2 and not silence.silent(0.1)
+    time.sleep(0.3)
+    assert silence.silent(0.1) == [1, 2] and silence.silent(0.5) == []
 
 
 def test_a_rank_that_stops_while_it_loads_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
