@@ -32,7 +32,7 @@ _TILE_KEYS = 64
 _MAX_HEAD_BYTES = 256
 #: Programs that keep every multiprocessor busy: with fewer, the keys of a request are split.
 _FULL_GRID = 256
-#: The same of programs that take a fourth of a multiprocessor each, and pairs of tile and key head from which on they do.
+#: The same of programs that take a fourth of a multiprocessor each; pairs of tile and key head from which on they do.
 _FULL_GRID_OF_SMALL, _MIN_SMALL_PAIRS = 512, 128
 #: More programs than this run at once only where each takes a fourth.
 _MANY_PROGRAMS = 384
