@@ -161,7 +161,7 @@ class ParallelConfig:
     #: Seconds that a step may take before a rank counts as hung.
     timeout_s: Annotated[float, AtLeast(1)] = 120.0
     #: Sums over GPUs: NCCL's, or of few rows by kernels over the GPUs' memory (one_shot); auto: where they can be had.
-    all_reduce: Annotated[str, OneOf(("auto", "one_shot", "nccl"))] = "auto"
+    all_reduce: Annotated[str, OneOf(("auto", "one_shot", "nccl"))] = "nccl"
 
 
 @dataclass(frozen=True, slots=True)

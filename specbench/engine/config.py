@@ -91,4 +91,4 @@ class EngineConfig:
     #: Seconds that a step may take on several ranks.
     rank_timeout_s: float = 120.0
     #: "nccl", "one_shot" (few rows through kernels over the GPUs' memory) or "auto": the latter where it can be had.
-    rank_all_reduce: str = "auto"
+    rank_all_reduce: str = "nccl"
