@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -31,18 +32,20 @@ from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.models.registry import load_model_config
 from specbench.engine.parallel_engine import ParallelEngine
 from specbench.engine.shard import Shard
+from specbench.errors import UserError
+from specbench.run_config import SHAPES
 
 from .cases import Drafting, Settings, StepTime, engine_config, measure_step, run_batch
 from .ceilings import Ceilings, measure_ceilings
 from .floors import ShapeBytes, kv_read, shape_bytes
 from .goals import PARALLEL_SPEEDUP, Verdict
-from .main import conclude, engine_fields
+from .main import conclude, engine_fields, open_device
 from .profile import profile_batch
 from .shapes import expert_counts, open_shape, shape_folder
 
-#: Of one rank, and what sums over several can be made by.
+#: Of one rank, and what sums over several can be made by on GPUs and on a CPU.
 ALONE = "1"
-WAYS = ("nccl", "one_shot")
+WAYS, CPU_WAYS = ("nccl", "one_shot"), ("gloo",)
 #: Sums of a graph, and replays of it.
 _NUM_SUMS, _NUM_REPLAYS = 64, 20
 _TIMEOUT_S = 120.0
@@ -64,7 +67,7 @@ class ParallelStep:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", nargs="+", default=["qwen3_8b", "inkling_8b"])
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="qwen3_8b and inkling_8b; the latter with --mtp")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, help="how sums over ranks are made")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64])
@@ -72,7 +75,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--runs", type=int, default=3, help="median of")
     parser.add_argument("--mtp", type=int, default=0, help="drafts of MTP modules a step, none of them accepted")
-    parser.add_argument("--small", action="store_true", help="tiny shapes: whether it runs")
+    parser.add_argument("--small", action="store_true", help="tiny shapes, texts and batches: whether it runs")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of EngineConfig")
     parser.add_argument("--no-sums", action="store_true", help="do not time sums by themselves")
@@ -82,25 +85,34 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    options = parse(arguments)
+    try:
+        return _run(parse(arguments))
+    except UserError as error:
+        print(f"bench_parallel: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(options: argparse.Namespace) -> int:
+    device = open_device("cuda:0" if options.device == "cuda" else options.device)
+    shapes = options.shapes or (["inkling_8b"] if options.mtp else ["qwen3_8b", "inkling_8b"])
     with TemporaryDirectory() as scratch:
         settings = Settings(
-            device=torch.device("cuda:0" if options.device == "cuda" else options.device),
-            num_prompt=options.prompt,
-            num_outputs=tuple(options.outputs),
+            device=device,
+            num_prompt=24 if options.small else options.prompt,
+            num_outputs=(8, 16) if options.small else tuple(options.outputs),
             num_runs=options.runs,
-            batch_sizes=tuple(options.batches),
+            batch_sizes=(1, 2) if options.small else tuple(options.batches),
             scratch=Path(scratch),
             is_small=options.small,
             engine=engine_fields(options.engine),
         )
-        ways = options.ways if settings.device.type == "cuda" else WAYS[:1]
+        ways = options.ways if device.type == "cuda" else CPU_WAYS
         ceilings = measure_ceilings(settings.device, options.small)
         print(f"copy {ceilings.bytes_per_s / 1e12:.2f} TB/s; {options.ranks} ranks\n{_HEADER}", flush=True)
         drafting = Drafting("mtp_multi", options.mtp) if options.mtp else Drafting()
         verdicts: list[Verdict] = []
         rows: dict[str, list[ParallelStep]] = {}
-        for shape in options.shapes:
+        for shape in shapes:
             measured = _measure_shape(
                 settings,
                 ceilings,
@@ -115,11 +127,11 @@ def main(arguments: list[str] | None = None) -> int:
             verdicts += [] if options.small or options.mtp else speedup_verdicts(shape, rows[shape])
     if options.output:
         options.output.write_text(json.dumps({s: [asdict(row) for row in of] for s, of in rows.items()}, indent=1))
-    return conclude(verdicts, None)
+    return conclude(verdicts, None, is_trial=options.small)
 
 
 _HEADER = (
-    f"{'shape':<14}{'sums':<10}{'batch':>6}{'step ms':>9}{'spread':>8}{'floor':>8}{'ratio':>7}{'speedup':>9}"
+    f"{'shape':<14}{'sums':<10}{'batch':>6}{'step ms':>9}{'spread':>8}{'floor':>9}{'ratio':>10}{'speedup':>9}"
     f"{'a sum us':>10}{'target':>8}{'verify':>8}{'draft':>8}{'prompts':>9}"
 )
 
@@ -137,8 +149,10 @@ def _measure_shape(
 ) -> Iterator[ParallelStep]:
     """Every batch on one rank, then on several in each way; printed as they come."""
     folder = shape_folder(shape, settings.scratch if settings.is_small else None)
-    config = engine_config(settings, folder, drafting)
     weights = shape_bytes(open_shape(folder), *expert_counts(open_shape(folder)))
+    if drafting.num_drafts > len(weights.modules):
+        raise UserError(f"--mtp: {shape} has {len(weights.modules)} modules, not {drafting.num_drafts}")
+    config = engine_config(settings, folder, drafting)
     alone: dict[int, float] = {}
     firsts: list[list[list[int]]] = []
     sums = _sums_us(settings, folder, num_ranks, ways) if has_sums else {}
@@ -185,8 +199,8 @@ def _print_step(shape: str, step: ParallelStep, alone_s: float) -> None:
     found = step.time
     sum_us = "" if step.sum_us is None else f"{step.sum_us:.1f}"
     print(
-        f"{shape:<14}{step.way:<10}{found.batch:>6}{ms(found.step_s):>9}{found.spread:>8.1%}{ms(step.floor_s):>8}"
-        f"{found.step_s / step.floor_s:>7.2f}{alone_s / found.step_s:>9.2f}{sum_us:>10}{ms(found.target_s):>8}"
+        f"{shape:<14}{step.way:<10}{found.batch:>6}{ms(found.step_s):>9}{found.spread:>8.1%}{ms(step.floor_s):>9}"
+        f"{found.step_s / step.floor_s:>10.2f}{alone_s / found.step_s:>9.2f}{sum_us:>10}{ms(found.target_s):>8}"
         f"{ms(found.verify_s):>8}{ms(found.draft_s):>8}{ms(found.prefill_s):>9}",
         flush=True,
     )
@@ -205,7 +219,9 @@ def speedup_verdicts(shape: str, steps: Sequence[ParallelStep]) -> list[Verdict]
 @contextmanager
 def _started(engines: Engines, settings: Settings, config: EngineConfig, size: int, way: str) -> Iterator[LLMEngine]:
     """An engine, warm at every batch size, and nothing left of it."""
-    changes: dict[str, Any] = {} if way == ALONE else {"rank_all_reduce": way, "shard": Shard(0, size)}
+    changes: dict[str, Any] = {} if way == ALONE else {"shard": Shard(0, size)}
+    if way in WAYS:
+        changes["rank_all_reduce"] = way
     start_s = time.perf_counter()
     said: list[str] = []
     engine = engines.start(replace(config, **changes), time.perf_counter, said.append)
