@@ -576,7 +576,10 @@ def _compare_command(argv: list[str]) -> int:
     for result in results:
         if result.exit_code:
             print(f"specbench: {result.sentence}", file=sys.stderr)
-    return _trust_exit_code(comparison.runs) or gates_exit_code(results)
+    faults = [pair.layout.sentence for pair in comparison.pairs if pair.layout is not None and pair.layout.is_fault]
+    for fault in faults:
+        print(f"specbench: {fault.replace('**', '')}", file=sys.stderr)
+    return _trust_exit_code(comparison.runs) or (1 if faults else gates_exit_code(results))
 
 
 def _import_command(argv: list[str]) -> int:

@@ -127,6 +127,33 @@ def test_a_run_with_failed_requests_is_exit_code_1(tmp_path: Path, capsys: pytes
         assert capsys.readouterr().err == f"specbench: {label}: 2 requests failed; speed is that of the others\n"
 
 
+def test_acceptance_that_depends_on_the_layout_is_exit_code_1(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = simulate(1, num_requests=40)
+    # Of a request that is no warm-up.
+    place = max(i for i, step in enumerate(log.verify_steps) if step.num_drafted > 1 > step.num_accepted)
+    steps = list(log.verify_steps)
+    steps[place] = dataclasses.replace(steps[place], num_drafted=steps[place].num_drafted - 1)
+
+    def layout(name: str, size: int, dtype: str, events: EventLog) -> str:
+        record = make_run(4)
+        parallel = dict(record.config["parallel"]) | {"name": f"tp{size}", "tensor_parallel_size": size}
+        config = record.config | {"parallel": parallel, "model": dict(record.config["model"]) | {"dtype": dtype}}
+        directory = RunDirectory.create(tmp_path / name)
+        directory.write_tables(events)
+        directory.write_run(dataclasses.replace(record, config=config))
+        return str(directory.path)
+
+    other = EventLog(log.requests, steps)
+    for dtype, events, exit_code in (("float32", log, 0), ("float32", other, 1), ("bfloat16", other, 0)):
+        case = f"{dtype}{exit_code}{events is log}"
+        runs = [layout(f"{case}{size}", size, dtype, log if size == 1 else events) for size in (1, 2)]
+        assert main(["compare", *runs]) == exit_code
+        error = capsys.readouterr().err
+        assert ("it must not depend on how the model is spread" in error) == bool(exit_code)
+
+
 def test_exit_code_1_goes_before_gates_and_behind_mistakes(tmp_path: Path) -> None:
     broken = run_directory(tmp_path / "broken", broken_log())
     for gate, exit_code in (

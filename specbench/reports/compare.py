@@ -86,7 +86,8 @@ def _pair(base: ComparedRun, new: ComparedRun) -> Pair:
 
 def _layouts(base: ComparedRun, new: ComparedRun) -> LayoutCheck:
     layouts = (layout_text(base.record.config), layout_text(new.record.config))
-    return check_layouts(base.columns, new.columns, layouts)
+    is_exact = all(run.record.config["model"].get("dtype") == "float32" for run in (base, new))
+    return check_layouts(base.columns, new.columns, layouts, is_exact=is_exact)
 
 
 def _texts(base: ComparedRun, new: ComparedRun) -> TextComparison:

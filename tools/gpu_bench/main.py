@@ -139,7 +139,7 @@ def open_device(name: str) -> torch.device:
 def conclude(verdicts: list[Verdict], file: Path | None, *, is_trial: bool = False) -> int:
     """Print goals with met or missed; 1 when one is missed, or in a trial, whose figures mean nothing, when one has no
     figure."""
-    print("\n== goals" + (" (a trial: figures mean nothing, and it fails only where there is none)" if is_trial else ""))
+    print("\n== goals" + (" (a trial: figures mean nothing; it fails where there is none)" if is_trial else ""))
     for verdict in verdicts:
         print(verdict.line())
     if file is not None:
