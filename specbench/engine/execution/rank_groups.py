@@ -91,7 +91,7 @@ def join_groups(
     timeout = timedelta(seconds=timeout_s) + _LATER
     control = _gloo_group(PrefixStore(f"{name}/control", store), shard, host)
     data_store = PrefixStore(f"{name}/data", store)
-    memory: PeerMemory | str = "as asked for" if device.type == "cuda" else "ranks are on CPUs"
+    memory: PeerMemory | str = "parallel.all_reduce" if device.type == "cuda" else "ranks are on CPUs"
     if device.type == "cuda":
         data = tuple(
             _nccl_group(PrefixStore(use, data_store), shard, device, host, timeout) for use in ("now", "recorded")

@@ -90,19 +90,26 @@ class Launched:
     @classmethod
     def find(cls, environment: Mapping[str, str] = os.environ) -> Launched | None:
         """From torchrun's variables; None where this process was started alone."""
-        if int(environment.get(_WORLD_SIZE, "1")) <= 1:
+        if _number(environment, _WORLD_SIZE, "1") <= 1:
             return None
         for name in (_RANK, _MASTER_ADDR, _MASTER_PORT):
             if name not in environment:
                 raise UserError(f"{_WORLD_SIZE} is set and {name} is not: start ranks with torchrun, or set both")
-        rank = int(environment[_RANK])
+        rank = _number(environment, _RANK)
         return cls(
             rank,
-            int(environment[_WORLD_SIZE]),
-            int(environment.get(_LOCAL_RANK, rank)),
+            _number(environment, _WORLD_SIZE),
+            _number(environment, _LOCAL_RANK, str(rank)),
             environment[_MASTER_ADDR],
-            int(environment[_MASTER_PORT]),
+            _number(environment, _MASTER_PORT),
         )
+
+
+def _number(environment: Mapping[str, str], name: str, default: str = "") -> int:
+    text = environment.get(name, default)
+    if not text.isdecimal():
+        raise UserError(f"{name}: must be a whole number, not {text!r}; torchrun sets it")
+    return int(text)
 
 
 def find_launched(start: str, size: int) -> Launched | None:

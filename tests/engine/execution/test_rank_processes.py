@@ -18,6 +18,9 @@ def test_torchruns_variables_are_read() -> None:
     assert Launched.find(TORCHRUN) == Launched(rank=3, size=4, local_rank=1, host="127.0.0.1", port=29500)
     with pytest.raises(UserError, match="WORLD_SIZE is set and MASTER_PORT is not"):
         Launched.find({name: value for name, value in TORCHRUN.items() if name != "MASTER_PORT"})
+    for name in ("WORLD_SIZE", "RANK", "MASTER_PORT"):
+        with pytest.raises(UserError, match=f"{name}: must be a whole number, not 'two'"):
+            Launched.find(TORCHRUN | {name: "two"})
 
 
 def test_ranks_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
