@@ -1,6 +1,9 @@
 """Experts in codes on a GPU: as experts.py has them, each code converted where it is multiplied.
 
 Half of bf16's bytes are read (FP8), or a quarter and some (NVFP4), of those experts alone that a row chose.
+
+Belongs here: products of FP8 and NVFP4 stacks. Does not belong here: tiles, sums and launches, which are those of
+experts.py; dense weights in codes (fp8_linear.py, nvfp4_linear.py); how codes are read (checkpoints/).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"

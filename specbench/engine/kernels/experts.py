@@ -3,6 +3,9 @@
 Entries of one expert fill tiles; a product's program finds its expert by its tile. The grid covers the most tiles that
 any choice can need, and programs without a tile end at once. Where other ranks have experts, entries of theirs get no
 product and no part in the sum. Entries are few and columns many, so columns are the rows of the matrix instruction.
+
+Belongs here: experts of plain numbers, and what every form of them shares. Does not belong here: which rows chose
+which expert (router.py), weights in codes (expert_codes.py), ranks and layers (layers/moe.py).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"

@@ -5,6 +5,9 @@ the first bytes arrive, and while sums over parts of the inputs are added up in 
 few rows is left as partial sums, and the kernels that read it add them up (`load_sum`). Up to MAX_ROWS rows a kernel
 makes them whose programs have their first share of the matrix on the way to registers before they wait for x, while
 whatever runs before still runs (see overlap.py). Above, cuBLAS makes them as a batch of products.
+
+Belongs here: products of weights in plain numbers, and how partial sums are read. Does not belong here: weights in
+codes (fp8_linear.py, nvfp4_linear.py), which layers are asked for parts (layers/linear.py).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"

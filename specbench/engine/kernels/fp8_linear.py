@@ -2,6 +2,8 @@
 
 A program has two blocks of codes on the way to its registers before it waits for x (see overlap.py), and while it
 multiplies. The product is left as partial sums (see few_rows.py).
+
+Does not belong here: experts (expert_codes.py), NVFP4 (nvfp4_linear.py).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"

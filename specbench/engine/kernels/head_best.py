@@ -2,6 +2,9 @@
 best of each tile is kept.
 
 A product of few rows takes as long as its matrix takes to arrive; logits in fp32 would be written and read beside it.
+
+Belongs here: greedy ids of a head that nobody wants logits of. Does not belong here: ids of logits that are there
+(sampling.py), samples at a temperature (tempered_sampling.py).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"

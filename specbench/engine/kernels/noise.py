@@ -1,5 +1,6 @@
 """The counter-based random numbers of sampling/noise.py where they are used, inside other kernels: the same bits, so
-the same numbers up to the logarithms.
+the same numbers up to the logarithms. Belongs here: functions that other kernels call. No kernel is launched from
+here.
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"

@@ -3,6 +3,8 @@
 Nothing is sorted and the host learns nothing: a row's chosen experts are its entries, and every entry takes the next
 place in its expert's line. In which order they come to be there changes no result, since a product computes each entry
 by itself.
+
+Belongs here: the choice. Does not belong here: products (experts.py).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"

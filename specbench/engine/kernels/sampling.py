@@ -1,6 +1,9 @@
 """Sampling on a GPU: a token from each row's logits, its noise made where it is used.
 
 The arithmetic of the noise is that of sampling/noise.py, bit by bit up to the logarithms.
+
+Belongs here: argmax, plain or with noise, of rows without filters. Does not belong here: temperatures, thresholds and
+drawn drafts (tempered_sampling.py, drawn_verification.py).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"

@@ -2,6 +2,9 @@
 
 A row's taps that belong to the same step come from the step's own rows: another program writes them to the cache at the
 same time. Older ones come from the cache.
+
+Belongs here: one rank's channels, all of them here. Does not belong here: channels that ranks share (split_conv.py),
+keys' and values' convolution (attention_inputs.py).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"

@@ -1,4 +1,7 @@
-"""A matrix and its bias: plain, packed for a CPU, or in codes of fewer bits on a GPU."""
+"""A matrix and its bias: plain, packed for a CPU, or in codes of fewer bits on a GPU.
+
+Belongs here: one matrix product in all its forms, and whether it is left as partial sums. Does not belong here: how it
+is shared between ranks (models/, parallel.py), kernels."""
 
 from __future__ import annotations
 

@@ -6,6 +6,9 @@ place tokens by expert, and very many are sorted. All ways give the same sums.
 
 Ranks share experts by width, each having a part of every expert, or have whole ones. Of shared experts each has a part
 of the width either way: every token chooses them.
+
+Belongs here: the layer: stacks, shares of ranks, which way is taken. Does not belong here: kernels (kernels/experts.py,
+kernels/router.py), which tensors a family's experts are (models/).
 """
 
 from __future__ import annotations
