@@ -165,6 +165,8 @@ class OutputCheck:
     max_logit_difference: float | None = None
     #: Top logit minus the emitted token's logit at the worst differing token.
     largest_margin: float | None = None
+    #: How large a margin may be to be a near tie: twice the difference above, as far as rounding explains it.
+    allowed_margin: float | None = None
     #: The first few differing tokens, for the report: request_id, output_index, emitted, expected, margin.
     differences: list[dict] = field(default_factory=list)
     reason: str | None = None

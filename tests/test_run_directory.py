@@ -39,7 +39,7 @@ RUN = RunRecord(
     data=DataIdentity("nano_problems", None, None, None, True, 4),
     acceptance_source="engine",
     started_at="2026-11-01T00:00:00Z",
-    output_check=OutputCheck("mismatch", 2, 1, 0, 1, 0.1, 0.2, [{"request_id": "r0", "margin": 0.2}]),
+    output_check=OutputCheck("mismatch", 2, 1, 0, 1, 0.1, 0.2, 0.2, [{"request_id": "r0", "margin": 0.2}]),
     notices=["packaged data"],
 )
 REQUEST = RequestRecord("r0", "s0", 0, 0, False, None, 5, 2, 4, "stop", 0.0, 0.1, 0.2, 0.3, 0, None)

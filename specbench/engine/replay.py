@@ -7,6 +7,7 @@ verification, no proposer. So it is plain decoding, and a second opinion on all 
 from __future__ import annotations
 
 import itertools
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ _NUM_COMPARED_IDS = 8
 _NUM_DIFFERENCES_KEPT = 10
 #: Requests that the rows of k + 1 are computed for at a time, at least: fewer stand there several times over.
 _NUM_TOGETHER = 8
+#: Parts of the largest logit: a difference of more is no rounding of the type, and explains nothing. In bfloat16 a
+#: router that decides otherwise counts as rounding.
+_MOST_ROUNDING = {"float32": 1e-3, "bfloat16": 1 / 8}
 
 
 def check_output(engine: LLMEngine, results: Sequence[GenerateResult], limit: int) -> OutputCheck:
@@ -42,7 +46,8 @@ def check_output(engine: LLMEngine, results: Sequence[GenerateResult], limit: in
     whatever else it asks for. Where it is not, the difference is
     a near tie if the argmax leads by at most twice the largest logit difference seen here between single rows and rows
     of k + 1 on the same prefix, in batches that are larger where these are small: rounding of that size can turn the
-    order of two logits, and products and attention may round by how many rows there are.
+    order of two logits, and products and attention may round by how many rows there are. A difference that no rounding
+    makes allows no more than rounding would: what breaks rows of k + 1 must not excuse what comes of them.
     """
     assert not engine.has_requests
     engine.reset_prefix_cache()  # the replay writes over the blocks
@@ -53,7 +58,7 @@ def check_output(engine: LLMEngine, results: Sequence[GenerateResult], limit: in
     if not greedy:
         return OutputCheck(status="not_checked", reason="no request finished with output")
     rows = [replayed for batch in _batches(engine, greedy) for replayed in _Replay(engine, batch).run()]
-    return _judge(greedy, rows)
+    return _judge(greedy, rows, _MOST_ROUNDING[engine.config.dtype])
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,8 @@ class ReplayedRequest:
     margin_np: np.ndarray
     #: Largest logit difference between single rows and verify rows.
     max_logit_difference: float
+    #: By size, of single rows.
+    largest_logit: float
     #: Whether every logit was a number. Where one was not, the argmax says nothing.
     is_finite: bool
 
@@ -249,10 +256,13 @@ class _SingleRows:
         self.argmax_np = np.zeros(len(emitted), dtype=np.int64)
         self.margin_np = np.zeros(len(emitted))
         self.is_finite = True
+        self.largest_logit = 0.0
         self.top: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def add(self, first_output: int, logits: torch.Tensor, processed: torch.Tensor) -> None:
-        self.is_finite &= bool(logits.isfinite().all())
+        largest = float(logits.abs().max())
+        self.is_finite &= math.isfinite(largest)
+        self.largest_logit = max(self.largest_logit, largest)
         top = logits.topk(min(_NUM_COMPARED_IDS, logits.shape[-1]), dim=-1)
         for row, output_index in enumerate(range(first_output, first_output + len(logits))):
             lead = processed[row].max() - processed[row, self.emitted[output_index]]
@@ -265,11 +275,13 @@ class _SingleRows:
         return float((logits.gather(1, torch.stack(indices)) - torch.stack(values)).abs().max())
 
     def finish(self, max_logit_difference: float) -> ReplayedRequest:
-        return ReplayedRequest(self.argmax_np, self.margin_np, max_logit_difference, self.is_finite)
+        return ReplayedRequest(self.argmax_np, self.margin_np, max_logit_difference, self.largest_logit, self.is_finite)
 
 
-def _judge(results: list[GenerateResult], replayed: list[ReplayedRequest]) -> OutputCheck:
+def _judge(results: list[GenerateResult], replayed: list[ReplayedRequest], most_rounding: float) -> OutputCheck:
     max_difference = max(request.max_logit_difference for request in replayed)
+    largest_logit = max(request.largest_logit for request in replayed)
+    allowed_margin = 2 * min(max_difference, most_rounding * largest_logit)
     num_identical, num_near_ties, num_mismatches = 0, 0, 0
     differences: list[dict] = []
     largest_margin = None
@@ -283,7 +295,7 @@ def _judge(results: list[GenerateResult], replayed: list[ReplayedRequest]) -> Ou
             continue
         margin = float(plain.margin_np[wrong].max())
         largest_margin = max(margin, largest_margin or 0.0)
-        if margin <= 2 * max_difference:
+        if margin <= allowed_margin:
             num_near_ties += 1
         else:
             num_mismatches += 1
@@ -297,6 +309,7 @@ def _judge(results: list[GenerateResult], replayed: list[ReplayedRequest]) -> Ou
         mismatches=num_mismatches,
         max_logit_difference=max_difference,
         largest_margin=largest_margin,
+        allowed_margin=allowed_margin if math.isfinite(allowed_margin) else None,
         differences=differences[:_NUM_DIFFERENCES_KEPT],
         reason=None if all(plain.is_finite for plain in replayed) else "logits that are not finite",
     )

@@ -172,8 +172,7 @@ def _replayed(replay: Replay, pair: Pair) -> dict:
     check = replay(pair[0])
     if check.status == "identical":
         check = replay(pair[1])
-    allowed = None if check.max_logit_difference is None else 2 * check.max_logit_difference
-    return {"margin": check.largest_margin, "allowed": allowed, "is_near_tie": check.status == "near_ties"}
+    return {"margin": check.largest_margin, "allowed": check.allowed_margin, "is_near_tie": check.status == "near_ties"}
 
 
 def _first_difference(pair: Pair) -> dict | None:

@@ -23,7 +23,8 @@ def check_sentence(check: OutputCheck | None) -> str:
     if check.compared:
         parts.append(_counts(check))
     if check.largest_margin is not None:
-        parts.append(f"largest margin of a differing token {check.largest_margin:.3g}")
+        allowed = "" if check.allowed_margin is None else f" (a near tie up to {check.allowed_margin:.3g})"
+        parts.append(f"largest margin of a differing token {check.largest_margin:.3g}{allowed}")
     if check.max_logit_difference is not None:
         parts.append(f"largest logit difference between verify rows and single rows {check.max_logit_difference:.3g}")
     if check.reason:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from specbench.engine import replay
 from specbench.engine.layers.metadata import AttentionMetadata, TargetOutput
 from specbench.engine.replay import check_output
 from tests.engine.harness import make_engine, run, token_request
@@ -51,7 +52,7 @@ def test_one_wrong_token_is_a_mismatch_where_it_stands(folder: Path, at: int):
 
 
 @pytest.mark.parametrize("k", [0, 4])
-def test_what_a_batch_rounds_otherwise_is_a_near_tie(folder: Path, k: int):
+def test_what_a_batch_rounds_otherwise_is_a_near_tie(folder: Path, k: int, monkeypatch: pytest.MonkeyPatch):
     """Where kernels go by how many requests there are: one request alone is compared with several of it."""
     engine = make_engine(folder, k)
     (result,) = run(engine, [token_request("r", [5, 6, 7], 10)]).values()
@@ -64,8 +65,13 @@ def test_what_a_batch_rounds_otherwise_is_a_near_tie(folder: Path, k: int):
         return replace(output, hidden_states=output.hidden_states * (10 if metadata.paged.num_reqs > 1 else 1))
 
     engine.model.forward = rounded
+    # Ten times the logits are no rounding: what breaks rows must not excuse tokens that are wrong.
+    broken = check_output(engine, [replace(result, output_token_ids=[0] * 10)], limit=1)
+    assert broken.max_logit_difference > 0.1 and broken.status == "mismatch"
+    assert broken.allowed_margin < broken.largest_margin < 2 * broken.max_logit_difference
+    monkeypatch.setitem(replay._MOST_ROUNDING, "float32", 100.0)
     again = check_output(engine, [replace(result, output_token_ids=[0] * 10)], limit=1)
-    assert again.max_logit_difference > 0.1 and again.status == "near_ties"
+    assert again.status == "near_ties" and again.allowed_margin == 2 * again.max_logit_difference
 
 
 def test_logits_that_are_no_numbers_are_no_agreement(folder: Path):

@@ -102,8 +102,8 @@ def test_equal_greedy_texts_are_identical_and_measured_once() -> None:
 @pytest.mark.parametrize(
     ("replayed", "status", "counts"),
     [
-        (OutputCheck("mismatch", 1, 0, 0, 1, max_logit_difference=0.1, largest_margin=3.0), "mismatch", (3, 0, 1)),
-        (OutputCheck("near_ties", 1, 0, 1, 0, max_logit_difference=0.1, largest_margin=0.15), "near_ties", (3, 1, 0)),
+        (OutputCheck("mismatch", 1, 0, 0, 1, largest_margin=3.0, allowed_margin=0.2), "mismatch", (3, 0, 1)),
+        (OutputCheck("near_ties", 1, 0, 1, 0, largest_margin=0.15, allowed_margin=0.2), "near_ties", (3, 1, 0)),
     ],
 )
 def test_a_difference_is_located_and_judged_by_its_replay(replayed: OutputCheck, status: str, counts: tuple) -> None:

@@ -13,7 +13,7 @@ from specbench.reports.terminal_summary import summary_rows
 from specbench.run_directory import EventLog, RunDirectory
 from tests.reports.event_logs import make_request, make_run, make_sample, make_step, simulate
 
-CHECK = OutputCheck("near_ties", 32, 30, 2, 0, max_logit_difference=0.004, largest_margin=0.0012)
+CHECK = OutputCheck("near_ties", 32, 30, 2, 0, max_logit_difference=0.004, largest_margin=0.0012, allowed_margin=0.008)
 
 
 def report(log: EventLog | None = None, **changes: object) -> str:
@@ -69,7 +69,8 @@ def test_output_check_stands_in_the_verdict_and_beside_speed():
     text = report()
     sentence = (
         "Output check: **identical but for near ties**; 30 identical, 2 with near ties, 0 different of 32 requests "
-        "replayed without speculation; largest margin of a differing token 0.0012; largest logit difference between "
+        "replayed without speculation; largest margin of a differing token 0.0012 "
+        "(a near tie up to 0.008); largest logit difference between "
         "verify rows and single rows 0.004"
     )
     assert sentence in section(text, "Verdict")

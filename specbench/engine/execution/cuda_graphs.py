@@ -1,4 +1,4 @@
-"""Steps of decoding recorded once for each shape, and replayed.
+"""Steps recorded once for each shape, and replayed: of decoding, and with few rows of prompts beside it.
 
 Belongs here: which shapes there are, their buffers, recording and replaying. Does not belong here: what a part of a
 step computes (stages.py), which parts of a step are replayed (model_runner.py).
@@ -10,8 +10,8 @@ features of audio and images; everything else is computed on the device. On a CP
 buffers, called again instead of replayed.
 
 What is left to run as it comes: steps of more rows than `token_sizes` names, whose kernels keep a device busy for
-longer than the host takes to launch them; verification where a request asks for penalties, token rules or
-log-probabilities; drafting by a proposer that asks the host.
+longer than the host takes to launch them, but for small models; verification where a request asks for penalties, token
+rules or log-probabilities; drafting by a proposer that asks the host.
 """
 
 from __future__ import annotations

@@ -4,9 +4,12 @@ A kernel that may overlap does nothing but ask for constants before it waits; it
 next kernel start at once, which waits in its turn. So whoever waits has everything that was launched before it, and the
 time between two kernels is hidden.
 
-One kernel, the one that makes attention's inputs, lets the next start only when it has waited itself. So attention
-finds what was there before that kernel, lengths and block tables, without waiting, and can ask for keys right after.
-And biases, which depend on what that kernel reads and not on what it writes, are made beside it: theirs waits last.
+A product of FP8 codes with many outputs (fp8_linear.py) starts no next kernel early: it has more programs than run at
+once, and those of the next, which wait, would take their places.
+
+The kernel that makes attention's inputs lets the next start only when it has waited itself. So attention finds what was
+there before that kernel, lengths and block tables, without waiting, and can ask for keys right after. And biases, which
+depend on what that kernel reads and not on what it writes, are made beside it: theirs waits last.
 """
 
 from __future__ import annotations

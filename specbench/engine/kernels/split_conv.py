@@ -1,4 +1,4 @@
-"""The short convolution of channels that ranks share, with what comes before and behind it, in two launches.
+"""The short convolution of channels that ranks share, with what comes before and behind it, in one launch or two.
 
 Belongs here: the sum over ranks of the channels that a rank convolves; the convolution, its result handed to all ranks,
 the addition and the norm. Does not belong here: the exchange (all_reduce.py), the convolution itself (short_conv.py).

@@ -1,4 +1,4 @@
-"""Mixture of experts.
+"""Mixture of experts: a router, and one or two stacks of experts.
 
 Shared experts, where a model has them, are the last experts of one stack and are chosen for every token. On a CPU few
 tokens run through all experts as one wide MLP (three large operations); many are sorted by expert. On a GPU kernels
