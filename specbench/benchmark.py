@@ -84,7 +84,10 @@ def _follow_if_asked(config: RunConfig) -> None:
 
 def _num_launched() -> int:
     """Processes that torchrun has started."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    text = os.environ.get("WORLD_SIZE", "1") if "RANK" in os.environ else "1"
+    if not text.isdecimal():
+        raise UserError(f"WORLD_SIZE: must be a whole number, not {text!r}; torchrun sets it")
+    return int(text)
 
 
 def _refuse_launched(config: RunConfig) -> None:

@@ -295,5 +295,8 @@ def test_a_run_on_one_rank_is_not_run_by_each_of_several(
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UserError, match=r"parallel\.tensor_parallel_size: 1, and 2 ranks were started"):
         benchmark.run(config, INVOCATION)
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(UserError, match="WORLD_SIZE: must be a whole number, not 'two'"):
+        benchmark.run(config, INVOCATION)
     spawning = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, start="spawn"))
     assert benchmark.run(spawning, INVOCATION).status == "finished"

@@ -152,6 +152,8 @@ def test_acceptance_that_depends_on_the_layout_is_exit_code_1(
         assert main(["compare", *runs]) == exit_code
         error = capsys.readouterr().err
         assert ("it must not depend on how the model is spread" in error) == bool(exit_code)
+        assert main(["report", runs[1], "--baseline", runs[0]]) == exit_code
+        assert capsys.readouterr().err.count("it must not depend on how the model is spread") == exit_code
 
 
 def test_exit_code_1_goes_before_gates_and_behind_mistakes(tmp_path: Path) -> None:
