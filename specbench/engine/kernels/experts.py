@@ -58,17 +58,16 @@ def _products(
     else:
         outputs = x.new_empty(num_rows * num_chosen, hidden)
     assert gate_up.is_contiguous() and down.is_contiguous()
-    launch = launch_options(x.device)
     gate_up_tile, down_tile = _tile_shapes(x.dtype, num_rows, plan.options["BLOCK_M"])
     _gate_up_tile[(triton.cdiv(width, gate_up_tile.columns), plan.num_tiles)](
         x, TensorDescriptor.from_tensor(gate_up.flatten(0, 1), [gate_up_tile.columns, gate_up_tile.depth]),
         choice.experts, choice.weights, choice.entries, choice.counts, activated, num_rows,
-        **plan.options, **launch, **gate_up_tile.options,
+        **plan.options, **gate_up_tile.options,
     )  # fmt: skip
     _down_tile[(triton.cdiv(hidden, down_tile.columns), plan.num_tiles)](
         activated, TensorDescriptor.from_tensor(down.flatten(0, 1), [down_tile.depth, down_tile.columns]),
         choice.experts, choice.entries, choice.counts, outputs, num_rows,
-        **plan.options, **launch, **down_tile.options, ARE_PARTS=are_parts,
+        **plan.options, **down_tile.options, ARE_PARTS=are_parts,
     )  # fmt: skip
     return outputs
 
@@ -85,7 +84,7 @@ class _TileShape:
     @property
     def options(self) -> dict[str, int]:
         """Of a launch."""
-        return {"BLOCK_N": self.columns, "BLOCK_K": self.depth, "num_stages": self.num_stages, "num_warps": 4}
+        return {"BLOCK_N": self.columns, "BLOCK_K": self.depth, "num_stages": self.num_stages}
 
 
 def _tile_shapes(dtype: torch.dtype, num_rows: int, tile_rows: int) -> tuple[_TileShape, _TileShape]:
@@ -98,10 +97,11 @@ def _tile_shapes(dtype: torch.dtype, num_rows: int, tile_rows: int) -> tuple[_Ti
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """What both products of a choice are launched with."""
+    """What both products of a choice are launched with, whatever the weights are."""
 
     #: The most tiles that any choice can need.
     num_tiles: int
+    #: Of the kernels and of the launches.
     options: dict[str, Any]
 
 
@@ -125,6 +125,8 @@ def launch_plan(x: Tensor, choice: Choice, num_experts: int, first_expert: int, 
         "IS_ONE_ROW": num_rows == 1,
         "BLOCK_M": tile_rows,
         "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
+        "num_warps": 4,
+        **launch_options(x.device),
     }
     return LaunchPlan(num_tiles, options)
 
@@ -160,11 +162,15 @@ def _own_expert(places, is_entry, FIRST_EXPERT: tl.constexpr, EXPERTS: tl.conste
 
 
 @triton.jit
-def tile_entries(
+def own_tile(
     experts, entries, counts, num_rows, FIRST_EXPERT: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr,
-    IS_ONE_ROW: tl.constexpr, BLOCK_M: tl.constexpr,
+    IS_ONE_ROW: tl.constexpr, BLOCK_M: tl.constexpr, MAY_OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """This program's expert, entries and how many they are; none of the latter where there is no such tile."""
+    """How a product's program begins: once what was launched before has ended, its tile's expert, [BLOCK_M] entries and
+    how many of these there are; none where there is no such tile."""
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     tile = tl.program_id(1)
     lane = tl.arange(0, BLOCK_M)
     if IS_ONE_ROW:
@@ -186,35 +192,29 @@ def tile_entries(
     return expert, entry, num
 
 
+@triton.jit
+def swiglu(gate, up, weight):
+    """silu(gate) * up * weight."""
+    return gate / (1.0 + tl.exp(-gate)) * up * weight
+
+
+@triton.jit
+def store_tile(rows, row, is_row, column, values, COLUMNS: tl.constexpr):
+    """Puts values [M, N] at rows `row` [M] and columns `column` [N] of a matrix with COLUMNS columns."""
+    place = rows + row.to(tl.int64)[:, None] * COLUMNS + column[None, :]
+    tl.store(place, values.to(rows.dtype.element_ty), mask=is_row[:, None] & (column < COLUMNS)[None, :])
+
+
 @triton.jit(do_not_specialize=("num_rows",))
 def _gate_up_tile(
-    x,
-    gate_up,
-    experts,
-    weights,
-    entries,
-    counts,
-    activated,
-    num_rows,
-    FIRST_EXPERT: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    BLOCK_EXPERTS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    IS_ONE_ROW: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    PRECISION: tl.constexpr,
-    MAY_OVERLAP: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    x, gate_up, experts, weights, entries, counts, activated, num_rows,
+    FIRST_EXPERT: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, WIDTH: tl.constexpr,
+    HIDDEN: tl.constexpr, CHOSEN: tl.constexpr, IS_ONE_ROW: tl.constexpr, BLOCK_M: tl.constexpr,
+    PRECISION: tl.constexpr, MAY_OVERLAP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """weight * silu(gate) * up of one tile of entries, some columns."""
-    if MAY_OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    expert, entry, num = tile_entries(
-        experts, entries, counts, num_rows, FIRST_EXPERT, EXPERTS, BLOCK_EXPERTS, IS_ONE_ROW, BLOCK_M
+    expert, entry, num = own_tile(
+        experts, entries, counts, num_rows, FIRST_EXPERT, EXPERTS, BLOCK_EXPERTS, IS_ONE_ROW, BLOCK_M, MAY_OVERLAP
     )
     if num <= 0:
         return
@@ -231,41 +231,21 @@ def _gate_up_tile(
         gate = tl.dot(gate_up.load([gate_row, start]), tl.trans(v), gate, input_precision=PRECISION)
         up = tl.dot(gate_up.load([gate_row + WIDTH, start]), tl.trans(v), up, input_precision=PRECISION)
     weight = tl.load(weights + entry, mask=is_entry, other=0.0)
-    values = tl.trans(gate / (1.0 + tl.exp(-gate)) * up * weight[None, :])
-    n = first + tl.arange(0, BLOCK_N)
-    place = activated + entry.to(tl.int64)[:, None] * WIDTH + n[None, :]
-    tl.store(place, values.to(activated.dtype.element_ty), mask=is_entry[:, None] & (n < WIDTH)[None, :])
+    values = tl.trans(swiglu(gate, up, weight[None, :]))
+    store_tile(activated, entry, is_entry, first + tl.arange(0, BLOCK_N), values, WIDTH)
 
 
 @triton.jit(do_not_specialize=("num_rows",))
 def _down_tile(
-    activated,
-    down,
-    experts,
-    entries,
-    counts,
-    outputs,
-    num_rows,
-    FIRST_EXPERT: tl.constexpr,
-    EXPERTS: tl.constexpr,
-    BLOCK_EXPERTS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    HIDDEN: tl.constexpr,
-    CHOSEN: tl.constexpr,
-    IS_ONE_ROW: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    PRECISION: tl.constexpr,
-    MAY_OVERLAP: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    activated, down, experts, entries, counts, outputs, num_rows,
+    FIRST_EXPERT: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_EXPERTS: tl.constexpr, WIDTH: tl.constexpr,
+    HIDDEN: tl.constexpr, CHOSEN: tl.constexpr, IS_ONE_ROW: tl.constexpr, BLOCK_M: tl.constexpr,
+    PRECISION: tl.constexpr, MAY_OVERLAP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     ARE_PARTS: tl.constexpr,
-):
+):  # fmt: skip
     """The way back of one tile of entries, some columns."""
-    if MAY_OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    expert, entry, num = tile_entries(
-        experts, entries, counts, num_rows, FIRST_EXPERT, EXPERTS, BLOCK_EXPERTS, IS_ONE_ROW, BLOCK_M
+    expert, entry, num = own_tile(
+        experts, entries, counts, num_rows, FIRST_EXPERT, EXPERTS, BLOCK_EXPERTS, IS_ONE_ROW, BLOCK_M, MAY_OVERLAP
     )
     if num <= 0:
         return
@@ -279,10 +259,8 @@ def _down_tile(
         v = tl.load(inputs + start, mask=is_entry[:, None] & (k < WIDTH - start)[None, :], other=0.0)
         w = down.load([expert * WIDTH + start, first])
         sums = tl.dot(tl.trans(w), tl.trans(v), sums, input_precision=PRECISION)
-    n = first + tl.arange(0, BLOCK_N)
     output_row = (entry % CHOSEN) * num_rows + entry // CHOSEN if ARE_PARTS else entry
-    place = outputs + output_row.to(tl.int64)[:, None] * HIDDEN + n[None, :]
-    tl.store(place, tl.trans(sums).to(outputs.dtype.element_ty), mask=is_entry[:, None] & (n < HIDDEN)[None, :])
+    store_tile(outputs, output_row, is_entry, first + tl.arange(0, BLOCK_N), tl.trans(sums), HIDDEN)
 
 
 @triton.jit
