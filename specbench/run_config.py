@@ -96,6 +96,8 @@ LOAD_KEYS = {
 LOADS = tuple(LOAD_KEYS)
 Count = Annotated[int, AtLeast(0)]
 Positive = Annotated[int, AtLeast(1)]
+#: Drafts of a step: what reports count grows with their cube.
+MAX_DRAFTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class SpecConfig:
     name: str
     method: Annotated[str, OneOf(("none", *METHODS))]
     #: None takes the number of modules in the checkpoint (mtp).
-    num_speculative_tokens: Positive | None
+    num_speculative_tokens: Annotated[int, Between(1, MAX_DRAFTS)] | None
     #: mtp: "multi" runs N modules once each, "single" runs one N times; "auto" goes by how many the checkpoint has.
     modules: Annotated[str, OneOf(("auto", "single", "multi"))]
     #: draft_model: its folder, or a repository on the hub. None: the packaged model drafts for itself.

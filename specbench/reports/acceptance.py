@@ -22,6 +22,11 @@ def ratio(numerator: float, denominator: float) -> float | None:
     return float(numerator / denominator) if denominator else None
 
 
+def _summed_from(counts: np.ndarray) -> np.ndarray:
+    """Row i: the sum of rows i and beyond."""
+    return counts[::-1].cumsum(axis=0)[::-1]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class AcceptanceCounts:
     """Drafts counted by what they drafted and accepted."""
@@ -51,12 +56,14 @@ class AcceptanceCounts:
     @property
     def accepted_at_position(self) -> list[int]:
         """[k] Steps with accepted > i."""
-        return [int(self.by_accepted[position + 1 :].sum()) for position in range(self.num_speculative_tokens)]
+        at_least = _summed_from(self.by_accepted)
+        return [int(count) for count in at_least[1 : self.num_speculative_tokens + 1]]
 
     @property
     def reached_position(self) -> list[int]:
         """[k] Steps with accepted >= i and drafted > i: those in which position i could still be accepted."""
-        return [int(self.joint[position + 1 :, position:].sum()) for position in range(self.num_speculative_tokens)]
+        at_least = _summed_from(_summed_from(self.joint.T).T)
+        return [int(at_least[position + 1, position]) for position in range(self.num_speculative_tokens)]
 
     @property
     def histogram(self) -> list[int]:
