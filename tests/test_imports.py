@@ -170,6 +170,15 @@ def test_only_the_command_line_knows_hydra(path: Path) -> None:
         assert not {name.split(".")[0] for name in imports(path)} & set(ONLY_CLI)
 
 
+def test_no_circle_of_files() -> None:
+    """Imports inside functions and for types included: a file can be read after those that it imports."""
+    waiting = {dotted(path): set(ours(path)) - {dotted(path)} for path in MODULES if path.stem != "__init__"}
+    while ready := [name for name, needed in waiting.items() if not needed & waiting.keys()]:
+        for name in ready:
+            del waiting[name]
+    assert not waiting, f"files in a circle, or above one: {sorted(waiting)}"
+
+
 def test_scheduling_knows_no_torch() -> None:
     for path in (PACKAGE / "engine" / "scheduling").glob("*.py"):
         assert "torch" not in {name.split(".")[0] for name in imports(path, at_top=True)}, path

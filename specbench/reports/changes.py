@@ -27,7 +27,6 @@ from specbench.reports.figures import (
     position_figure,
 )
 from specbench.reports.paired_answers import PairedAnswers, paired_answers
-from specbench.reports.repeat_speed import num_repeats, speed_by_repeat
 from specbench.reports.sample_sums import BELOW_K, SampleSums, acceptance_sums, category_path, category_sums, paired
 from specbench.reports.statistics import (
     MIN_REPEATS,
@@ -247,11 +246,11 @@ def tested_accuracy(answers: PairedAnswers | None) -> list[Change]:
 
 def tested_speed(base: ComparedRun, new: ComparedRun) -> list[Change]:
     """The speed figures of the benchmark over repeats; none where a run has fewer than three, or was resumed."""
-    if min(num_repeats(base), num_repeats(new)) < MIN_REPEATS:
+    if min(base.num_repeats, new.num_repeats) < MIN_REPEATS:
         return []
     if base.record.num_segments > 1 or new.record.num_segments > 1:
         return []
-    first, second = speed_by_repeat(base), speed_by_repeat(new)
+    first, second = base.speed_by_repeat, new.speed_by_repeat
     tested = []
     for figure in (one for one in benchmark_figures(0) if one.kind == "speed"):
         before, after = _measured(first, figure), _measured(second, figure)

@@ -26,7 +26,6 @@ from specbench.reports.health_check import FAILED, WARNING
 from specbench.reports.identities import broken_identities
 from specbench.reports.markdown import data_title, is_unfinished, model_title
 from specbench.reports.number_format import NOT_MEASURED, count, decimal, decimal_range, p_value, percent, points
-from specbench.reports.repeat_speed import num_repeats
 from specbench.reports.same_token_section import same_token_section, same_token_sentence
 from specbench.reports.side_by_side import (
     benchmark_table,
@@ -297,7 +296,7 @@ def _speed_line(base: ComparedRun, pair: Pair, change: Change) -> str | None:
     if base.record.config["spec"]["method"] == "none" and pair.new.is_drafted and change.base:
         line += f"; {_speedup_text(base, pair.new)}"
     if change.difference is None:
-        repeats = min(num_repeats(base), num_repeats(pair.new))
+        repeats = min(base.num_repeats, pair.new.num_repeats)
         return f"{line}; no interval: {repeats} of the {MIN_REPEATS} repeats that one needs"
     found = change.difference
     if change.alike is not None or found.interval is None:

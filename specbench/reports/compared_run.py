@@ -13,6 +13,7 @@ from pathlib import Path
 from specbench.records import EngineStep, RunRecord, SampleRecord
 from specbench.reports.drafted_run import DraftedRun
 from specbench.reports.metrics import metrics_of
+from specbench.reports.repeat_speed import repeats_of, speed_by_repeat
 from specbench.reports.step_columns import StepColumns, step_columns
 from specbench.run_directory import EventLog, RunDirectory
 
@@ -64,6 +65,15 @@ class ComparedRun:
         """Whether it is known to have drawn tokens by chance."""
         temperature = self.settings.get("sampling.temperature")
         return isinstance(temperature, int | float) and temperature > 0
+
+    @property
+    def num_repeats(self) -> int:
+        return len(repeats_of(self.columns))
+
+    @property
+    def speed_by_repeat(self) -> list[dict]:
+        """`latency` and `throughput` of each repeat, in order, each as in metrics.json."""
+        return speed_by_repeat(self.columns, self.record.config["parallel"]["tensor_parallel_size"])
 
     @property
     def drafted(self) -> DraftedRun:

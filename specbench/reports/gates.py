@@ -24,7 +24,6 @@ from specbench.errors import UserError
 from specbench.reports.compare import Comparison, Pair
 from specbench.reports.compared_run import ComparedRun
 from specbench.reports.metric_path import check_path, number_at
-from specbench.reports.repeat_speed import num_repeats, speed_by_repeat
 from specbench.reports.sample_sums import SampleSums
 from specbench.reports.statistics import (
     MIN_REPEATS,
@@ -240,7 +239,7 @@ def _sample_margin(gate: Gate, base: SampleSums, new: SampleSums) -> Interval | 
 def _repeat_margin(gate: Gate, base: ComparedRun, new: ComparedRun) -> Interval | None:
     if not _has_repeats(base, new):
         return None
-    before, after = ([number_at(part, gate.path) for part in speed_by_repeat(run)] for run in (base, new))
+    before, after = ([number_at(part, gate.path) for part in run.speed_by_repeat] for run in (base, new))
     bounds = [gate.bound(value) for value in before]
     if any(value is None for value in [*bounds, *after]):
         return None
@@ -253,7 +252,7 @@ def _repeat_margin(gate: Gate, base: ComparedRun, new: ComparedRun) -> Interval 
 def _has_repeats(base: ComparedRun, new: ComparedRun) -> bool:
     """Enough of them, each run in one go."""
     is_whole = base.record.num_segments == 1 and new.record.num_segments == 1
-    return is_whole and min(num_repeats(base), num_repeats(new)) >= MIN_REPEATS
+    return is_whole and min(base.num_repeats, new.num_repeats) >= MIN_REPEATS
 
 
 def _why_no_interval(gate: Gate, base: ComparedRun, pair: Pair) -> str:

@@ -7,7 +7,6 @@ belong here: what an interval is (statistics.py).
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,19 +14,15 @@ from specbench.reports.latency import latency_metrics, throughput_metrics
 from specbench.reports.statistics import MIN_REPEATS, repeat_interval
 from specbench.reports.step_columns import StepColumns
 
-if TYPE_CHECKING:  # which needs the metrics, which need the intervals from here
-    from specbench.reports.compared_run import ComparedRun
-
 #: How the names of rates end; a duration is longer with each repeat.
 _RATES = ("_per_s", "_per_s_per_device", "_per_s_per_user")
 #: Columns that are not one value a row, or are worked out anew.
 _NOT_ROWS = ("requests", "request", "num_orphan_rows")
 
 
-def speed_by_repeat(run: ComparedRun) -> list[dict]:
+def speed_by_repeat(columns: StepColumns, num_devices: int | None) -> list[dict]:
     """`latency` and `throughput` of each repeat, in order, each as in metrics.json."""
-    num_devices = run.record.config["parallel"]["tensor_parallel_size"]
-    parts = [_of_repeat(run.columns, repeat) for repeat in _repeats(run.columns)]
+    parts = [_of_repeat(columns, repeat) for repeat in repeats_of(columns)]
     return [{"latency": latency_metrics(part), "throughput": throughput_metrics(part, num_devices)} for part in parts]
 
 
@@ -36,7 +31,7 @@ def throughput_intervals(columns: StepColumns, num_devices: int | None) -> dict[
 
     Nothing under three repeats, nor of a rate that a repeat has not or that is the same in all.
     """
-    repeats = _repeats(columns)
+    repeats = repeats_of(columns)
     if len(repeats) < MIN_REPEATS:
         return {}
     parts = [throughput_metrics(_of_repeat(columns, repeat), num_devices) for repeat in repeats]
@@ -49,11 +44,8 @@ def throughput_intervals(columns: StepColumns, num_devices: int | None) -> dict[
     return found
 
 
-def num_repeats(run: ComparedRun) -> int:
-    return len(_repeats(run.columns))
-
-
-def _repeats(columns: StepColumns) -> list[int]:
+def repeats_of(columns: StepColumns) -> list[int]:
+    """Their numbers, in order."""
     return sorted({request.repeat for request in columns.requests})
 
 

@@ -11,7 +11,6 @@ from math import exp, log
 
 from specbench.reports.compared_run import ComparedRun
 from specbench.reports.figures import OUTPUT_THROUGHPUT
-from specbench.reports.repeat_speed import speed_by_repeat
 from specbench.reports.statistics import Interval, repeat_interval
 
 
@@ -43,6 +42,6 @@ def _interval(base: ComparedRun, new: ComparedRun) -> Interval | None:
 
 def _throughputs(run: ComparedRun) -> list[float]:
     """Of each repeat; nothing where any was not measured, or times run over several segments."""
-    values = [OUTPUT_THROUGHPUT.value(one) for one in speed_by_repeat(run)]
+    values = [OUTPUT_THROUGHPUT.value(one) for one in run.speed_by_repeat]
     known = [value for value in values if value]
     return known if len(known) == len(values) and run.record.num_segments == 1 else []

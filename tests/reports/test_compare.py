@@ -17,7 +17,6 @@ from specbench.reports.compared_run import ComparedRun, compared_run, run_of_log
 from specbench.reports.gates import judge_comparison, parse_gates
 from specbench.reports.metrics import metrics_of
 from specbench.reports.pull_request import comparison_pull_request
-from specbench.reports.repeat_speed import speed_by_repeat
 from specbench.reports.side_by_side import benchmark_table, category_table, latency_table
 from specbench.reports.statistics import holm
 from specbench.reports.table import ReportTable, tables_of
@@ -188,7 +187,7 @@ def test_three_repeats_give_speed_an_interval_and_a_mark() -> None:
 
 def test_each_repeat_has_its_own_speed() -> None:
     one = run(timed(1.0, 3))
-    first, second, third = speed_by_repeat(one)
+    first, second, third = one.speed_by_repeat
     assert [part["latency"]["itl_step_ms"]["n"] for part in (first, second, third)] == [1, 1, 1]
     assert [round(part["latency"]["itl_step_ms"]["mean"]) for part in (first, second, third)] == [900, 910, 920]
     assert [round(part["throughput"]["duration_s"], 2) for part in (first, second, third)] == [1.0, 1.01, 1.02]
