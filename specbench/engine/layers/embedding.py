@@ -41,18 +41,18 @@ class LogitsHead:
     def __init__(self, projection: Linear, divisor: float, vocabulary: Vocabulary) -> None:
         #: [vocab_size, hidden_size], or this rank's; rows of padding may follow (see `num_head_rows`)
         self._projection = projection
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._divisor = divisor
 
     def __call__(self, hidden: Tensor) -> Tensor:
         # hidden: [R, hidden_size] -> [R, vocab_size] fp32
-        return self._vocabulary.gather(self.own_logits(hidden))
+        return self.vocabulary.gather(self.own_logits(hidden))
 
     def own_logits(self, hidden: Tensor) -> Tensor:
         """[R, hidden_size] -> fp32 [R, ids of this rank]."""
         logits = self._projection.wide(hidden if self._divisor == 1.0 else hidden / self._divisor)
         # Columns of padding are left out, so no id past the vocabulary can be produced.
-        num_ids = self._vocabulary.stop - self._vocabulary.start
+        num_ids = self.vocabulary.stop - self.vocabulary.start
         return logits if logits.shape[1] == num_ids else logits[:, :num_ids]
 
     def bests(self, hidden: Tensor) -> ChunkBests:
@@ -63,7 +63,7 @@ class LogitsHead:
         matrix = self._projection.matrix
         if matrix is None or self._divisor != 1.0 or not takes(len(hidden), matrix):
             return best_of_chunks(self.own_logits(hidden))
-        return best_of_head(hidden.contiguous(), matrix, self._vocabulary.stop - self._vocabulary.start)
+        return best_of_head(hidden.contiguous(), matrix, self.vocabulary.stop - self.vocabulary.start)
 
 
 def num_head_rows(num_ids: int, num_stored: int, device: torch.device) -> int:

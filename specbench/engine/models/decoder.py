@@ -7,7 +7,6 @@ arithmetic of a layer (layers/).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -35,10 +34,8 @@ from specbench.engine.models.decoder_config import (
     layer_prefix,
     target_cache_groups,
 )
+from specbench.engine.models.head_owner import HeadOwner
 from specbench.engine.models.target import TargetModel
-
-if TYPE_CHECKING:
-    from specbench.engine.kernels.sampling import ChunkBests
 
 # group name -> pool
 Caches = Mapping[str, CachePool]
@@ -169,7 +166,7 @@ def _stacked(matrix: Fp8Matrix, num_experts: int) -> Fp8Stack:
     return Fp8Stack(matrix.codes.unflatten(0, (num_experts, -1)), matrix.scale.unflatten(0, (num_experts, -1)))
 
 
-class DecoderModel:
+class DecoderModel(HeadOwner):
     """The target: token ids to hidden states to logits."""
 
     def __init__(self, config: DecoderConfig, weights: WeightReader, attention: AttentionBackend) -> None:
@@ -180,11 +177,11 @@ class DecoderModel:
         self.dtype = weights.dtype
         self.device = weights.device
         self.parallel = weights.parallel
-        self.vocabulary = Vocabulary(config.vocab_size, weights.parallel)
+        vocabulary = Vocabulary(config.vocab_size, weights.parallel)
         table = weights.read(EMBEDDING)
-        self._embedding = Embedding(table, self.vocabulary)
+        self._embedding = Embedding(table, vocabulary)
         head = make_linear(table if config.is_tied else weights.read(HEAD))
-        self._head = LogitsHead(head, 1.0, self.vocabulary)
+        super().__init__(LogitsHead(head, 1.0, vocabulary))
         self._final_norm = RMSNorm(weights.read(FINAL_NORM), config.rms_norm_eps)
         self._cache_groups = target_cache_groups(config, weights.dtype.itemsize)
         places = {name: (group, index) for group in self._cache_groups for index, name in enumerate(group.layers)}
@@ -241,18 +238,6 @@ class DecoderModel:
         for layer, next_norm in zip(self._layers, self._next_norms, strict=True):
             x, normed = layer(x, normed, metadata, attention, rotation, caches, next_norm)
         return TargetOutput(hidden_states=normed, residual=x)
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] -> [R, vocab_size] fp32."""
-        return self._head(hidden)
-
-    def compute_bests(self, hidden: Tensor) -> ChunkBests:
-        """[R, hidden] on a GPU -> the best of each part of own logits."""
-        return self._head.bests(hidden)
-
-    def compute_own_logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] -> fp32 [R, this rank's range of the vocabulary]."""
-        return self._head.own_logits(hidden)
 
 
 def load_model(weights: WeightReader, config: DecoderConfig, attention: AttentionBackend) -> TargetModel:

@@ -30,6 +30,7 @@ from specbench.engine.layers.norm import RMSNorm
 from specbench.engine.layers.parallel import Vocabulary
 from specbench.engine.layers.short_conv import ShortConv
 from specbench.engine.layers.towers import AudioTower, ImageTower
+from specbench.engine.models.head_owner import HeadOwner
 from specbench.engine.models.inkling_caches import module_cache_groups, target_cache_groups
 from specbench.engine.models.inkling_config import (
     AUDIO_PREFIX,
@@ -46,7 +47,6 @@ from specbench.engine.models.inkling_image_stages import ImageStage
 
 if TYPE_CHECKING:
     from specbench.engine.kernels.draft_inputs import InputNorms
-    from specbench.engine.kernels.sampling import ChunkBests
     from specbench.engine.kernels.short_conv import PickedRows
 
 #: Splits of a product that a convolution adds up: it reads several rows for one.
@@ -232,7 +232,7 @@ def _relative_extents(blocks: Sequence[InklingBlock]) -> dict[str, int]:
     return {block.kv_group: block.extent for block in blocks}
 
 
-class InklingModel:
+class InklingModel(HeadOwner):
     """The target: token ids to hidden states to logits."""
 
     def __init__(self, config: InklingConfig, weights: WeightReader, attention: AttentionBackend) -> None:
@@ -243,15 +243,15 @@ class InklingModel:
         self.dtype = weights.dtype
         self.device = weights.device
         self.parallel = weights.parallel
-        self.vocabulary = Vocabulary(config.vocab_size, weights.parallel)
-        self._embedding = Embedding(weights.read("model.llm.embed.weight"), self.vocabulary)
+        vocabulary = Vocabulary(config.vocab_size, weights.parallel)
+        self._embedding = Embedding(weights.read("model.llm.embed.weight"), vocabulary)
         self._embed_norm = RMSNorm(weights.read("model.llm.embed_norm.weight"), config.rms_norm_eps)
         self._final_norm = RMSNorm(weights.read("model.llm.norm.weight"), config.rms_norm_eps)
         unembedding = weights.read("model.llm.unembed.weight")
-        num_own = self.vocabulary.stop - self.vocabulary.start
+        num_own = vocabulary.stop - vocabulary.start
         unembedding = unembedding[: num_head_rows(num_own, len(unembedding), weights.device)]
         divisor = _fold_divisor(unembedding, config.logits_divisor)
-        self._head = LogitsHead(Linear(unembedding), divisor, self.vocabulary)
+        super().__init__(LogitsHead(Linear(unembedding), divisor, vocabulary))
         self._cache_groups = target_cache_groups(config, weights.dtype.itemsize)
         index = CacheIndex(self._cache_groups)
         self._is_local = config.local_layers
@@ -329,18 +329,6 @@ class InklingModel:
         excess = ((metadata.positions + 1) / floor).clamp_(min=1.0).log_()
         return (1.0 + self.config.log_scaling_alpha * excess).view(-1, 1, 1)
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] -> [R, vocab_size] fp32."""
-        return self._head(hidden)
-
-    def compute_bests(self, hidden: Tensor) -> ChunkBests:
-        """[R, hidden] on a GPU -> the best of each part of own logits."""
-        return self._head.bests(hidden)
-
-    def compute_own_logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] -> fp32 [R, this rank's range of the vocabulary]."""
-        return self._head.own_logits(hidden)
-
 
 #: Towers have an eps of their own, which no field of the config changes.
 _TOWER_NORM_EPS = 1e-6
@@ -405,7 +393,7 @@ class InklingModule:
         return self.block(x, normed, metadata, attention, caches, None, next_norm, picked)[1]
 
 
-class InklingMTPModules:
+class InklingMTPModules(HeadOwner):
     """The first N modules of the MTP head. Table, norm of the embedding, and head are the target's."""
 
     def __init__(
@@ -416,10 +404,10 @@ class InklingMTPModules:
         num_modules: int,
         faults: tuple[str, ...],
     ) -> None:
+        super().__init__(target.head)
         self.num_modules = num_modules
         self.attention = target.attention
         self._target = target
-        self.vocabulary = target.vocabulary
         self._cache_groups = module_cache_groups(config, num_modules, weights.dtype.itemsize, faults)
         index = CacheIndex(self._cache_groups)
         self._modules = [InklingModule(config, weights, index, module) for module in range(num_modules)]
@@ -464,18 +452,6 @@ class InklingMTPModules:
         if picked is not None:
             return output, picked.output
         return output, output if last_rows is None else output[last_rows]
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] -> [R, vocab_size] fp32, by the target's head."""
-        return self._target.compute_logits(hidden)
-
-    def compute_bests(self, hidden: Tensor) -> ChunkBests:
-        """The best of each part of own logits, by the target's head."""
-        return self._target.compute_bests(hidden)
-
-    def compute_own_logits(self, hidden: Tensor) -> Tensor:
-        """The same of this rank's range of the vocabulary."""
-        return self._target.compute_own_logits(hidden)
 
 
 def load_model(weights: WeightReader, config: InklingConfig, attention: AttentionBackend) -> InklingModel:

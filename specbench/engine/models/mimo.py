@@ -6,8 +6,6 @@ the order of drafting (proposers/).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -19,10 +17,8 @@ from specbench.engine.layers.metadata import AttentionMetadata
 from specbench.engine.layers.norm import RMSNorm
 from specbench.engine.models.decoder import Caches, DecoderLayer, DecoderModel, load_model
 from specbench.engine.models.decoder_config import DecoderConfig
+from specbench.engine.models.head_owner import HeadOwner
 from specbench.engine.models.mimo_config import module_cache_groups, module_prefix
-
-if TYPE_CHECKING:
-    from specbench.engine.kernels.sampling import ChunkBests
 
 __all__ = ["load_model", "load_modules"]
 
@@ -65,14 +61,14 @@ class MiMoModule:
         return self._layer(x, normed, metadata, attention, rotation, caches, self._final_norm)[1]
 
 
-class MiMoModules:
+class MiMoModules(HeadOwner):
     """The first N modules. Table and head are the target's."""
 
     def __init__(self, config: DecoderConfig, weights: WeightReader, target: DecoderModel, num_modules: int) -> None:
+        super().__init__(target.head)
         self.num_modules = num_modules
         self.attention = target.attention
         self._target = target
-        self.vocabulary = target.vocabulary
         self._cache_groups = module_cache_groups(config, num_modules, weights.dtype.itemsize, ())
         (group,) = self._cache_groups
         self._modules = [MiMoModule(config, weights, target, group, module) for module in range(num_modules)]
@@ -104,18 +100,6 @@ class MiMoModules:
         inputs = self._modules[module].inputs_of_tokens(self._target, tokens, hidden)
         output = self._modules[module](inputs, metadata, caches)
         return output, output if last_rows is None else output[last_rows]
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """[R, hidden] -> [R, vocab_size] fp32, by the target's head."""
-        return self._target.compute_logits(hidden)
-
-    def compute_bests(self, hidden: Tensor) -> ChunkBests:
-        """The best of each part of own logits, by the target's head."""
-        return self._target.compute_bests(hidden)
-
-    def compute_own_logits(self, hidden: Tensor) -> Tensor:
-        """The same of this rank's range of the vocabulary."""
-        return self._target.compute_own_logits(hidden)
 
 
 def load_modules(weights: WeightReader, target: DecoderModel, num_modules: int, faults: tuple[str, ...]) -> MiMoModules:
