@@ -19,6 +19,9 @@ from specbench.generate import Load
 from specbench.run_config import LoadConfig
 from specbench.trace import read_trace
 
+#: The longest timetable.
+MAX_DAYS = 30
+
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoad:
@@ -72,14 +75,28 @@ def arrival_times(config: LoadConfig, *, seed: int, repeat: int, num_requests: i
     return _LAWS[config.name](config, num_requests, generator)
 
 
-def check_trace(config: LoadConfig, num_requests: int) -> tuple[str, ...]:
-    """UserError where a trace can't be read or has too few timestamps for a repeat; a notice where it has more."""
-    if config.trace is None:
+def check_timetable(config: LoadConfig, *, seed: int, num_repeats: int, num_requests: int) -> tuple[str, ...]:
+    """UserError where a load of `num_requests` a repeat can't be kept to; notices of what will not be replayed."""
+    if config.name == "closed" or not num_requests:
         return ()
-    num_times = len(read_trace(config.trace))
+    notices = () if config.trace is None else _check_trace(config.trace, num_requests)
+    for repeat in range(num_repeats):
+        last_s = arrival_times(config, seed=seed, repeat=repeat, num_requests=num_requests)[-1]
+        if not last_s <= MAX_DAYS * 86_400:
+            key, advice = ("rate", "raise it") if config.trace is None else ("time_scale", "lower it")
+            raise UserError(
+                f"load.{key}: the last of {num_requests} requests would arrive {last_s:.3g} s after the first is sent, "
+                f"and {MAX_DAYS} days are the most that are waited for; {advice}"
+            )
+    return notices
+
+
+def _check_trace(trace: str, num_requests: int) -> tuple[str, ...]:
+    """UserError where a trace can't be read or has too few timestamps for a repeat; a notice where it has more."""
+    num_times = len(read_trace(trace))
     if num_times < num_requests:
         raise UserError(
-            f"load.trace: {config.trace} has {num_times} timestamps for {num_requests} requests; say "
+            f"load.trace: {trace} has {num_times} timestamps for {num_requests} requests; say "
             f"eval.num_samples={num_times} or name a longer trace"
         )
     if num_times == num_requests:
@@ -98,7 +115,7 @@ def _gamma(config: LoadConfig, num_requests: int, generator: np.random.Generator
     1 / sqrt(burstiness). Unlike vLLM's benchmark it does not stretch them to end at num_requests / rate, after which
     they would be independent no more."""
     assert config.rate is not None and config.burstiness is not None
-    return np.cumsum(generator.gamma(config.burstiness, 1 / (config.rate * config.burstiness), num_requests))
+    return np.cumsum(generator.gamma(config.burstiness, 1 / config.rate / config.burstiness, num_requests))
 
 
 def _burst(config: LoadConfig, num_requests: int, generator: np.random.Generator) -> np.ndarray:
@@ -119,7 +136,7 @@ def _ramp(config: LoadConfig, num_requests: int, generator: np.random.Generator)
     at_end = (config.rate_from + config.rate) / 2 * config.ramp_s
     inside = np.minimum(expected, at_end)
     # rate_from t + slope t² / 2 = expected, in the form that also holds for a slope of 0.
-    root = np.sqrt(np.maximum(config.rate_from**2 + 2 * slope * inside, 0.0))
+    root = np.sqrt(np.maximum(config.rate_from * config.rate_from + 2 * slope * inside, 0.0))
     return 2 * inside / (config.rate_from + root) + np.maximum(expected - at_end, 0.0) / config.rate
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specbench import __version__, environment
-from specbench.arrivals import check_trace
+from specbench.arrivals import check_timetable
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint
 from specbench.engine.checkpoints.generation_config import sampling_defaults
 from specbench.engine.checkpoints.quantised import FP8, NVFP4
@@ -172,7 +172,12 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
             f"model.checkpoint: {choice.path} has no audio tower, and eval={config.eval.name} asks about clips; name "
             "another checkpoint"
         )
-    trace_notices = check_trace(config.load, sum(one.repeat == 0 and one.follows is None for one in requests))
+    timetable_notices = check_timetable(
+        config.load,
+        seed=config.sampling.seed,
+        num_repeats=config.load.repeats,
+        num_requests=sum(one.repeat == 0 and one.follows is None for one in requests),
+    )
     for sampling in {request.sampling for request in requests}:
         check_parameters("sampling.", sampling, model_config.vocab_size, model_config.eos_token_ids)
     notices = [
@@ -180,7 +185,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
         *_model_notices(choice, checkpoint),
         *_length_notices(config, facts),
         *task.notices,
-        *trace_notices,
+        *timetable_notices,
         *_draft_notices(config, choice, draft_choice, requests),
         *_check_prompts(config, choice.path, model_config.vocab_size, requests),
     ]

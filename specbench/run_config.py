@@ -8,6 +8,7 @@ doing anything.
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -813,11 +814,13 @@ def _list(value: Any, item_hint: type, path: str) -> tuple:
 
 def _scalar(value: Any, hint: type, path: str) -> Any:
     """A bool, int, float or str; an int is a float too, and nothing else is anything else."""
-    good = isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
-    if good:
-        return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        # No setting means anything at infinity, and a whole number can be larger than any other.
+        if not abs(value) <= sys.float_info.max:
+            raise UserError(f"{path}: must be a finite number, not {value!r}")
         return float(value)
+    if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     raise UserError(f"{path}: must be {names[hint]}, not {value!r}")
 

@@ -10,7 +10,7 @@ one under "timestamp" (its other keys are read over). Blank lines are left out.
 from __future__ import annotations
 
 import json
-import math
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -51,6 +51,8 @@ def _timestamp(line: str, where: str) -> float:
         if "timestamp" not in value:
             raise UserError(f'{where}: no "timestamp"; each row of a trace needs one, in seconds')
         value = value["timestamp"]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    # A whole number can be larger than any other.
+    if not is_number or not abs(value) <= sys.float_info.max:
         raise UserError(f"{where}: the timestamp must be a number of seconds, not {value!r}")
     return float(value)

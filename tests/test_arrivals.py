@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specbench.arrivals import ClosedLoad, OpenLoad, arrival_times, check_trace, make_load
+from specbench.arrivals import ClosedLoad, OpenLoad, arrival_times, check_timetable, make_load
 from specbench.errors import UserError
 from specbench.run_config import LoadConfig
 
@@ -21,6 +21,10 @@ LEVEL = 1e-3
 
 def times(config: LoadConfig, num_requests: int = 4000, seed: int = 0, repeat: int = 0) -> np.ndarray:
     return arrival_times(config, seed=seed, repeat=repeat, num_requests=num_requests)
+
+
+def notices(config: LoadConfig, num_requests: int) -> tuple[str, ...]:
+    return check_timetable(config, seed=0, num_repeats=2, num_requests=num_requests)
 
 
 def gaps(config: LoadConfig, **changes: int) -> np.ndarray:
@@ -100,8 +104,8 @@ def test_a_trace_is_replayed_from_its_first_timestamp(tmp_path: Path) -> None:
     file = written(tmp_path, '100\n\n{"timestamp": 100.5, "input_length": 7}\n100.5\n104\n')
     config = dataclasses.replace(TRACE, trace=file, time_scale=2.0)
     assert times(config, 3).tolist() == [0.0, 1.0, 1.0]
-    assert check_trace(config, 4) == ()
-    assert check_trace(config, 3) == ("load.trace: the first 3 of 4 timestamps are replayed.",)
+    assert notices(config, 4) == ()
+    assert notices(config, 3) == ("load.trace: the first 3 of 4 timestamps are replayed.",)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +116,8 @@ def test_a_trace_is_replayed_from_its_first_timestamp(tmp_path: Path) -> None:
         ('{"time": 3}\n', 'line 1: no "timestamp"'),
         ('{"timestamp": "3"}\n', "line 1: the timestamp must be a number"),
         ("NaN\n", "line 1: the timestamp must be a number"),
+        ("1" + "0" * 400 + "\n", "line 1: the timestamp must be a number"),
+        ("0\n1\n1e9\n", "load.time_scale: the last of 3 requests would arrive 1e+09 s after"),
         ("true\n", "line 1: the timestamp must be a number"),
         ("\n", "holds no timestamps"),
         ("1\n2\n", "has 2 timestamps for 3 requests; say eval.num_samples=2"),
@@ -120,10 +126,24 @@ def test_a_trace_is_replayed_from_its_first_timestamp(tmp_path: Path) -> None:
 def test_a_trace_that_cannot_be_replayed_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     config = dataclasses.replace(TRACE, trace=written(tmp_path, text))
     with pytest.raises(UserError) as caught:
-        check_trace(config, 3)
+        notices(config, 3)
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"load\.trace: .* does not exist"):
-        check_trace(dataclasses.replace(TRACE, trace=str(tmp_path / "none")), 1)
+        notices(dataclasses.replace(TRACE, trace=str(tmp_path / "none")), 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rate": 1e-300},
+        {"name": "gamma", "rate": 1e-200, "burstiness": 1e-200},
+        {"name": "burst", "rate": 1e-9, "burst_size": 1},
+        {"name": "ramp", "rate_from": 1e-200, "rate": 1e-200, "ramp_s": 1.0},
+    ],
+)
+def test_a_timetable_without_an_end_is_refused(changes: dict) -> None:
+    with pytest.raises(UserError, match=r"^load\.rate: the last of 4 requests would arrive .* 30 days"):
+        notices(dataclasses.replace(POISSON, **changes), 4)

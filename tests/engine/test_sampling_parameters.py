@@ -41,7 +41,7 @@ DRAFT = TARGET + 0.3 * table(1)
 def draw_params(rng: random.Random) -> dict:
     """Any of the parameters, each for a part of the requests."""
     return {
-        "temperature": rng.choice([0.0, 0.0, 1e-30, 0.4, 1.0, 1.0, 1.5]),
+        "temperature": rng.choice([0.0, 0.0, 1e-20, 0.4, 1.0, 1.0, 1.5]),
         "top_k": rng.choice([0, 0, 1, 3]),
         "top_p": rng.choice([1.0, 1.0, 0.9, 0.5]),
         "min_p": rng.choice([0.0, 0.0, 0.1]),
@@ -204,14 +204,16 @@ def test_prompt_logprobs_are_made_in_chunks(folder: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("params", "line"),
     [
-        ({"temperature": -1.0}, "temperature: must be 0 or more"),
-        ({"temperature": math.nan}, "temperature: must be 0 or more"),
+        ({"temperature": -1.0}, "temperature: must be 0 or from 1e-20 to 1e+20, not -1"),
+        ({"temperature": math.nan}, "temperature: must be 0 or from 1e-20 to 1e+20, not nan"),
+        ({"temperature": 1e-30}, "temperature: must be 0 or from 1e-20 to 1e+20, not 1e-30"),
         ({"top_k": -1}, "top_k: must be 0 or more"),
         ({"top_p": 0.0}, "top_p: must be above 0 and at most 1"),
         ({"min_p": 1.5}, "min_p: must be from 0 to 1, not 1.5"),
-        ({"repetition_penalty": 0.0}, "repetition_penalty: must be above 0"),
-        ({"presence_penalty": math.inf}, "presence_penalty: must be a number"),
-        ({"logit_bias": ((1, math.inf),)}, "logit_bias: must be numbers"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty: must be from 1e-06 to 1e+06, not 0"),
+        ({"presence_penalty": math.inf}, "presence_penalty: must be from -1e+06 to 1e+06, not inf"),
+        ({"frequency_penalty": 1e39}, "frequency_penalty: must be from -1e+06 to 1e+06, not 1e+39"),
+        ({"logit_bias": ((1, math.inf),)}, "logit_bias: must be from -1e+09 to 1e+09, not [inf]"),
         ({"logit_bias": ((VOCAB, 1.0),)}, "logit_bias: 8 is no id of the vocabulary, 0 .. 7"),
         ({"allowed_token_ids": (-1,)}, "allowed_token_ids: -1 is no id"),
         ({"bad_word_token_ids": ((),)}, "bad_words: an empty one"),

@@ -5,7 +5,6 @@ Belongs here: what may be asked for. Does not belong here: tensors (sampling_sta
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -58,16 +57,22 @@ def check_parameters(where: str, sampling: SamplingParams, vocab_size: int, eos_
 
 
 def _check_ranges(sampling: SamplingParams, vocab_size: int) -> None:
-    biases = [bias for _, bias in sampling.logit_bias]
+    temperature, biases = sampling.temperature, [bias for _, bias in sampling.logit_bias]
+    factor, presence, frequency = (
+        sampling.repetition_penalty,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+    )
     for name, value, is_good, range_text in (
-        ("temperature", sampling.temperature, 0 <= sampling.temperature < math.inf, "0 or more"),
+        # Within these, what all of them together make of a logit stays finite in fp32.
+        ("temperature", temperature, temperature == 0 or 1e-20 <= temperature <= 1e20, "0 or from 1e-20 to 1e+20"),
+        ("repetition_penalty", factor, 1e-6 <= factor <= 1e6, "from 1e-06 to 1e+06"),
+        ("presence_penalty", presence, -1e6 <= presence <= 1e6, "from -1e+06 to 1e+06"),
+        ("frequency_penalty", frequency, -1e6 <= frequency <= 1e6, "from -1e+06 to 1e+06"),
+        ("logit_bias", biases, all(-1e9 <= bias <= 1e9 for bias in biases), "from -1e+09 to 1e+09"),
         ("top_k", sampling.top_k, sampling.top_k >= 0, "0 or more"),
         ("top_p", sampling.top_p, 0 < sampling.top_p <= 1, "above 0 and at most 1"),
         ("min_p", sampling.min_p, 0 <= sampling.min_p <= 1, "from 0 to 1"),
-        ("repetition_penalty", sampling.repetition_penalty, 0 < sampling.repetition_penalty < math.inf, "above 0"),
-        ("presence_penalty", sampling.presence_penalty, math.isfinite(sampling.presence_penalty), "a number"),
-        ("frequency_penalty", sampling.frequency_penalty, math.isfinite(sampling.frequency_penalty), "a number"),
-        ("logit_bias", biases, all(map(math.isfinite, biases)), "numbers"),
         (
             "min_tokens",
             sampling.min_tokens,
