@@ -20,6 +20,7 @@ from specbench.engine.execution.input_batch import step_indices
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.proposers import mtp_multi, row_indices
 from specbench.generate import GenerateRequest, GenerateResult
+from specbench.records import EngineStep
 from tests.engine.content.prompts import AUDIO_TOKENS, audio_request, bins, draw, take_clips_for_bins
 from tests.engine.devices import DEVICES
 from tests.engine.execution.test_captured_steps import check_nothing_was_written_for_padding
@@ -34,8 +35,8 @@ NUM_LONG_RUNS = 8
 NUM_LONG_STEPS = int(os.environ.get("SPECBENCH_RANDOM_STEPS", 200_000))
 #: When a run ends before its steps are done, in seconds since 1970.
 END_S = float(os.environ.get("SPECBENCH_RANDOM_UNTIL", "inf"))
-#: Steps between two looks at what is held.
-PERIOD = 500
+#: Steps between two looks at what is held, which take a quarter of a second.
+PERIOD = 1000
 
 
 @dataclass(frozen=True)
@@ -82,8 +83,8 @@ def test_random_arrivals_and_aborts(world: World, proposer: str, device: dict) -
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(NUM_LONG_RUNS))
 def test_many_random_arrivals_and_aborts(world: World, seed: int, device: dict) -> None:
-    """SPECBENCH_RANDOM_STEPS sets the number of steps, SPECBENCH_RANDOM_UNTIL the time when they end; pytest -s shows
-    how far each run is."""
+    """SPECBENCH_RANDOM_STEPS sets the number of steps of all runs together, SPECBENCH_RANDOM_UNTIL the time when they
+    end, with every check of what was done; pytest -s shows how far each run is."""
     proposer = ("mtp_multi", "mtp_single")[seed % 4 == 3]
     run_randomly(
         world, NUM_LONG_STEPS // NUM_LONG_RUNS, seed, proposer=proposer, pipeline_depth=int(seed % 4 > 0), **device
@@ -110,19 +111,23 @@ class RandomRun:
     num_added: int = 0
     num_aborted: int = 0
     num_preempted: int = 0
+    #: Of the engine, those of requests that run out or run alone included.
+    num_steps: int = 0
     #: request id -> the request that it repeats, output tokens asked for
     expected: dict[str, tuple[GenerateRequest, int]] = field(default_factory=dict)
 
     def run(self, num_steps: int) -> None:
-        period = min(PERIOD, num_steps // 2)
+        period, start_s = min(PERIOD, num_steps // 2), time.perf_counter()
         self.run_for(period)
         held_bytes, num_objects = self.held()
         accepted = self.accepted_alone()
-        for done in range(1, num_steps // period):
-            if time.time() > END_S:
-                break
+        while self.num_steps < num_steps and time.time() < END_S:
             self.run_for(period)
-            print(f"{(done + 1) * period} steps, {self.num_added} requests, {self.num_preempted} preempted", flush=True)
+            print(
+                f"{self.num_steps} steps, {self.num_steps / (time.perf_counter() - start_s):.0f} a second; "
+                f"{self.num_added} requests, {self.num_aborted} aborted, {self.num_preempted} preempted",
+                flush=True,
+            )
             bytes_now, objects_now = self.held()
             # Index tensors of shapes that had not come before are kept: a few numbers each.
             assert bytes_now <= held_bytes + (1 << 16)
@@ -134,9 +139,9 @@ class RandomRun:
     def run_for(self, num_steps: int) -> None:
         """So many steps, and those that are left to end what runs."""
         for _ in range(num_steps):
-            self.step()
+            self.step_at_random()
         while self.engine.has_requests:
-            self.check(self.engine.step()[0])
+            self.check(self.step()[0])
         assert not self.expected
         self.engine.reset_prefix_cache()
         assert self.engine.scheduler.kv_cache.num_blocks_used == 0
@@ -147,7 +152,7 @@ class RandomRun:
         for request in self.world.requests[::6]:
             self.add(request, LONGEST)
             while self.engine.has_requests:
-                finished, _ = self.engine.step()
+                finished, _ = self.step()
                 self.check(finished)
                 steps += [(step.num_drafted, step.num_accepted) for one in finished for step in one.verify_steps]
             self.engine.reset_prefix_cache()
@@ -161,7 +166,7 @@ class RandomRun:
         is_cuda = self.engine.model.device.type == "cuda"
         return torch.cuda.memory_allocated() if is_cuda else 0, len(gc.get_objects())
 
-    def step(self) -> None:
+    def step_at_random(self) -> None:
         if self.rng.random() < 0.3 and len(self.expected) < 12:
             self.add(self.rng.choice(self.world.requests), self.rng.randint(1, LONGEST))
         if self.expected and self.rng.random() < 0.02:
@@ -169,9 +174,14 @@ class RandomRun:
             self.check([result] if result is not None else [])
             self.num_aborted += 1
         if self.engine.has_requests:
-            finished, step = self.engine.step()
+            finished, step = self.step()
             self.check(finished)
             self.num_preempted += step.num_preempted if step else 0
+
+    def step(self) -> tuple[list[GenerateResult], EngineStep | None]:
+        finished, step = self.engine.step()
+        self.num_steps += step is not None
+        return finished, step
 
     def add(self, request: GenerateRequest, num_output: int) -> None:
         """The request again, under another id: its sample keeps its stream of random numbers."""

@@ -8,10 +8,12 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+import torch
 
 from specbench.engine.proposers.stub import RecordedOutputs, draw_accepted_counts
 from specbench.errors import UserError
 from specbench.generate import GenerateRequest, GenerateResult
+from tests.engine.devices import DEVICES, ON_CPU
 from tests.engine.harness import make_engine, outputs, run, token_request
 from tests.engine.test_speculation import ragged_prompts
 
@@ -50,10 +52,15 @@ def run_stub(folder: Path, k: int, requests: list[GenerateRequest], **fields: ob
     return run(make_engine(folder, k, proposer="stub", **fields), requests)
 
 
+@DEVICES
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("k", [1, 2, 3, 8, 13])
-def test_the_verify_contract(tiny_folder: Path, requests: list, plain: dict, drafts: str, k: int, depth: int):
-    """Wrong at a different place each step, served through the scheduler: plain greedy decoding, token for token."""
+def test_the_verify_contract(
+    tiny_folder: Path, requests: list, plain: dict, drafts: str, k: int, depth: int, device: dict
+):
+    """Wrong at a different place each step, served through the scheduler: plain greedy decoding, token for token. On a
+    GPU steps are recorded."""
+    torch.backends.cuda.matmul.allow_tf32 = False
     seen: Counter[int] = Counter()
     for budget, concurrency in ((256, 8), (15, 3)):
         results = run_stub(
@@ -64,6 +71,8 @@ def test_the_verify_contract(tiny_folder: Path, requests: list, plain: dict, dra
             pipeline_depth=depth,
             max_num_batched_tokens=budget,
             max_num_seqs=concurrency,
+            cuda_graphs=device != ON_CPU,
+            **device,
         )
         assert {name: result.output_token_ids for name, result in results.items()} == plain
         seen.update(step.num_accepted for result in results.values() for step in result.verify_steps)
