@@ -16,25 +16,28 @@ from specbench.model_choice import SHAPES_FOLDER
 from specbench.records import EngineStep
 from tools.gpu_bench import parallel, peers
 from tools.gpu_bench.cases import (
+    ON_GPU,
     BatchRun,
     Drafting,
     EngineShelf,
     Settings,
     StepTime,
     engine_config,
+    positive_median,
     prompt_ids,
     run_batch,
 )
 from tools.gpu_bench.ceilings import Ceilings
+from tools.gpu_bench.engine_fields import engine_fields
 from tools.gpu_bench.floors import kv_read, shape_bytes
-from tools.gpu_bench.goals import Verdict
-from tools.gpu_bench.main import conclude, engine_fields, main, split_by_section
+from tools.gpu_bench.goals import Verdict, quotient
+from tools.gpu_bench.main import conclude, main, split_by_section
 from tools.gpu_bench.parallel import ParallelStep, speedup_verdicts
 from tools.gpu_bench.peers import is_installed, peer_step_s, transformers_peer
 from tools.gpu_bench.prefill import step_kinds
 from tools.gpu_bench.profile import added_time
 from tools.gpu_bench.recording import BLOCK_STEPS, Blocks, Shares
-from tools.gpu_bench.sections import SECTIONS, check_acceptance
+from tools.gpu_bench.sections import SECTIONS, Measured, check_acceptance, print_step
 from tools.gpu_bench.shapes import expert_counts, open_shape, shape_folder
 
 HEAD = 2 * 151936 * 4096
@@ -144,15 +147,32 @@ def test_verdicts_and_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [verdict.is_met for verdict in (met, missed, unmeasured)] == [True, False, False]
     assert conclude([met], None) == 0
     assert conclude([met, missed, unmeasured], tmp_path / "goals.json") == 1
-    assert "1 met, 2 missed" in capsys.readouterr().out
-    # In a trial only what has no figure counts.
-    assert (conclude([met, missed], None, is_trial=True), conclude([unmeasured], None, is_trial=True)) == (0, 1)
+    assert "1 met, 1 missed, 1 not measured" in capsys.readouterr().out
+    # In a trial only a section that failed counts.
+    failed = Verdict("the section runs", None, 1.0, is_failure=True)
+    trials = ([met, missed, unmeasured], [failed])
+    assert [conclude(verdicts, None, is_trial=True) for verdicts in trials] == [0, 1]
     rows = json.loads((tmp_path / "goals.json").read_text())
     assert [row["is_met"] for row in rows] == [True, False, False]
 
 
 def test_engine_fields_from_the_command_line():
-    assert engine_fields(["pipeline_depth=1", "cuda_graphs=off"]) == {"pipeline_depth": 1, "cuda_graphs": "off"}
+    wanted = {"pipeline_depth": 1, "cuda_graphs": False, "max_num_batched_tokens": 64}
+    texts = ["pipeline_depth=1", "cuda_graphs=off", "max_num_batched_tokens=64"]
+    assert engine_fields(texts, torch.device("cuda"), ON_GPU | {"attention_backend": "torch"}) == wanted
+    assert engine_fields([], torch.device("cpu"), {}) == {}
+
+
+def test_a_step_that_cannot_be_told_from_noise_is_not_measured():
+    """Two runs of which the longer took no longer: no time, no ratio, and no goal that it meets."""
+    assert [positive_median(values) for values in ([-1.0, -2.0, 3.0], [0.0], [2.0, -1.0, 1.0])] == [None, None, 1.0]
+    values = {"batch": 16, "spread": None, "token_per_s": 1.0, "prefill_s": 1.0, "schedule_s": 0.0}
+    parts = {"interval_s": 1.0, "target_s": 0.5, "verify_s": 0.2, "draft_s": 0.1, "drafts_a_step": 4.0}
+    measured = Measured(StepTime(step_s=None, **values, **parts), floor_s=1.0, draft_floor_s=0.1)
+    assert measured.ratio is None
+    print_step("unknown", measured)
+    verdict = Verdict("step over floor", quotient(measured.time.step_s, 1.0), 1.25)
+    assert not verdict.is_met and verdict.line().endswith("not measured")
 
 
 def test_numbers_for_all_sections_and_for_one():
@@ -182,6 +202,14 @@ def test_what_was_measured_before_it_was_stopped_is_there(
         (["--profile", "qwen9"], "qwen9 is not SHAPE"),
         (["--profile", "mimo_7b:mtp_single"], "is not SHAPE"),
         (["--runs", "many"], "many: must be numbers"),
+        (["--engine", "graphs=on"], "--engine graphs=on: no field 'graphs' to set; there are attention_backend, block"),
+        (["--engine", "pipeline_depth=2"], "--engine pipeline_depth=2: pipeline_depth is one of 0, 1"),
+        (["--engine", "cuda_graphs"], "--engine cuda_graphs: cuda_graphs is one of true, on, false, off"),
+        (["--engine", "cuda_graphs=on"], "there are none on cpu"),
+        (["--engine", "attention_backend=flashinfer"], "flashinfer does not run on cpu"),
+        (["--engine", "block_size=-4"], "block_size is a whole number above 0"),
+        (["--device", "gpu"], "--device gpu: must be cuda, cuda:N or cpu"),
+        (["--json", "no/such/folder.json"], "there is no folder no/such"),
     ],
 )
 def test_mistakes_are_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
@@ -208,10 +236,10 @@ def test_tiny_shapes_keep_their_family_and_modules(tmp_path: Path):
 
 
 def test_every_section_runs_on_tiny_shapes(capsys: pytest.CaptureFixture[str]):
-    """A CPU meets few goals; what counts is that every figure is there."""
+    """A CPU meets few goals, and its steps may be lost in noise; what counts is that every goal is looked at."""
     assert main(["--small", "--device", "cpu", "--runs", "1", "recording=2", "--shapes", "inkling_8b", "qwen3_8b"]) == 0
     printed = capsys.readouterr().out
-    assert "failed:" not in printed and "n/a" not in printed.split("== goals")[1]
+    assert "failed:" not in printed
     assert all(f"\n== {section}: " in printed for section in SECTIONS)
     assert printed.count("engine ready") == 9
 

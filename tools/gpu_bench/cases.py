@@ -9,6 +9,7 @@ import gc
 import json
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -104,8 +105,10 @@ class StepTime:
     """A batch's step in seconds: the median of the runs, and what the engine's own events say."""
 
     batch: int
-    step_s: float
-    spread: float
+    #: None where it cannot be told: the longer runs took no longer than the shorter ones.
+    step_s: float | None
+    #: Between the longest and the shortest, over the median.
+    spread: float | None
     #: Of the longer runs, prompts included.
     token_per_s: float
     prefill_s: float
@@ -258,11 +261,11 @@ def measure_step(engine: LLMEngine, settings: Settings, batch: int) -> StepTime:
         last = run_batch(engine, settings, batch, long, seed)
         seconds.append((last.seconds - first.seconds) / (long - short))
         rates.append(last.num_output_tokens / last.seconds)
-    middle = statistics.median(seconds)
+    middle = positive_median(seconds)
     return StepTime(
         batch=batch,
         step_s=middle,
-        spread=(max(seconds) - min(seconds)) / middle,
+        spread=None if middle is None else (max(seconds) - min(seconds)) / middle,
         token_per_s=statistics.median(rates),
         prefill_s=max(r.record.first_token_s - r.record.arrival_s for r in last.results),
         interval_s=_interval_s(last.decode_steps),
@@ -272,6 +275,12 @@ def measure_step(engine: LLMEngine, settings: Settings, batch: int) -> StepTime:
         schedule_s=_mean([step.schedule_s for step in last.decode_steps]) or 0.0,
         drafts_a_step=_mean([row.num_drafted for result in last.results for row in result.verify_steps]) or 0.0,
     )
+
+
+def positive_median(seconds: Sequence[float]) -> float | None:
+    """None where it is no time: a difference of two runs may be lost in their noise."""
+    middle = statistics.median(seconds)
+    return middle if middle > 0 else None
 
 
 def _interval_s(steps: tuple[EngineStep, ...]) -> float | None:

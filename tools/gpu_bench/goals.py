@@ -14,6 +14,8 @@ class Verdict:
     measured: float | None
     bound: float
     is_least: bool = False
+    #: Stands for a section that did not end.
+    is_failure: bool = False
 
     @property
     def is_met(self) -> bool:
@@ -22,9 +24,16 @@ class Verdict:
         return self.measured >= self.bound if self.is_least else self.measured <= self.bound
 
     def line(self) -> str:
-        measured = "n/a" if self.measured is None else f"{self.measured:.3f}"
         relation = ">=" if self.is_least else "<="
-        return f"{self.goal:<78}{measured:>9} {relation}{self.bound:>8.3f}  {'met' if self.is_met else 'MISSED'}"
+        if self.measured is None:
+            return f"{self.goal:<78}{'n/a':>9} {relation}{self.bound:>8.3f}  not measured"
+        result = "met" if self.is_met else "MISSED"
+        return f"{self.goal:<78}{self.measured:>9.3f} {relation}{self.bound:>8.3f}  {result}"
+
+
+def quotient(measured: float | None, reference: float | None) -> float | None:
+    """None where one of both could not be measured."""
+    return None if measured is None or reference is None else measured / reference
 
 
 #: batch -> times the floor, of plain decoding on the shape of Qwen3-8B

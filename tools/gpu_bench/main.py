@@ -13,8 +13,9 @@ import torch
 
 from specbench.errors import UserError
 
-from .cases import DECODE_SHAPES, EngineShelf, Settings
+from .cases import DECODE_SHAPES, ON_GPU, EngineShelf, Settings
 from .ceilings import measure_ceilings
+from .engine_fields import engine_fields
 from .goals import Verdict
 from .peers import PEERS
 from .profile import profile_steps
@@ -45,22 +46,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--shapes", nargs="+", choices=DECODE_SHAPES, default=DECODE_SHAPES, help="of section decode")
     parser.add_argument("--peers", nargs="+", choices=list(PEERS), default=[], help="others to run beside ours")
-    parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of EngineConfig")
+    parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE", help="the engine's own settings")
     parser.add_argument("--profile", metavar="SHAPE[:PROPOSER:K]", help="profile steps of this shape and stop")
     parser.add_argument("--json", type=Path, help="write the verdicts there, too")
     return parser.parse_args(arguments)
-
-
-def engine_fields(texts: list[str]) -> dict[str, object]:
-    """FIELD=VALUE, a value as JSON where it is that, else as text."""
-    fields: dict[str, object] = {}
-    for text in texts:
-        key, _, value = text.partition("=")
-        try:
-            fields[key] = json.loads(value)
-        except ValueError:
-            fields[key] = value
-    return fields
 
 
 def split_by_section(texts: list[str], default: tuple[int, ...]) -> tuple[tuple[int, ...], dict[str, tuple[int, ...]]]:
@@ -92,19 +81,24 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     device = open_device(options.device)
+    short, long = (8, 16) if options.small else options.outputs
+    if not 0 < short < long:
+        raise UserError(f"--outputs {short} {long}: the second number must be above the first, and that above 0")
+    if options.json is not None and not options.json.absolute().parent.is_dir():
+        raise UserError(f"--json {options.json}: there is no folder {options.json.parent}")
     (num_runs, *_), runs_of = split_by_section(options.runs, (3,))
     batch_sizes, batches_of = split_by_section(["1,2"] if options.small else options.batches, (1, 16, 64))
     with tempfile.TemporaryDirectory() as scratch:
         settings = Settings(
             device=device,
             num_prompt=24 if options.small else 1024,
-            num_outputs=(8, 16) if options.small else tuple(options.outputs),
+            num_outputs=(short, long),
             num_runs=num_runs,
             batch_sizes=batch_sizes,
             scratch=Path(scratch),
             is_small=options.small,
             shapes=tuple(options.shapes),
-            engine=engine_fields(options.engine),
+            engine=engine_fields(options.engine, device, ON_GPU if device.type == "cuda" else {}),
         )
         ceilings = measure_ceilings(device, options.small)
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
@@ -130,16 +124,21 @@ def _run(options: argparse.Namespace) -> int:
 
 def open_device(name: str) -> torch.device:
     """UserError where there is none."""
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"--device {name}: must be cuda, cuda:N or cpu") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UserError("--device: torch sees no GPU; say --small --device cpu for a trial without one")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"--device {name}: torch sees {torch.cuda.device_count()} GPUs")
     return device
 
 
 def conclude(verdicts: list[Verdict], file: Path | None, *, is_trial: bool = False) -> int:
-    """Print goals with met or missed; 1 when one is missed, or in a trial, whose figures mean nothing, when one has no
-    figure."""
-    print("\n== goals" + (" (a trial: figures mean nothing; it fails where there is none)" if is_trial else ""))
+    """Print goals with met or missed; 1 when one is missed or not measured, or in a trial, whose figures mean nothing,
+    when a section failed."""
+    print("\n== goals" + (" (a trial: figures mean nothing; it fails where a section does)" if is_trial else ""))
     for verdict in verdicts:
         print(verdict.line())
     if file is not None:
@@ -148,9 +147,10 @@ def conclude(verdicts: list[Verdict], file: Path | None, *, is_trial: bool = Fal
             for v in verdicts
         ]
         file.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    num_missed = sum(not verdict.is_met for verdict in verdicts)
-    print(f"{len(verdicts) - num_missed} met, {num_missed} missed")
-    return 1 if any(v.measured is None if is_trial else not v.is_met for v in verdicts) else 0
+    num_met, num_unknown = sum(v.is_met for v in verdicts), sum(v.measured is None for v in verdicts)
+    unknown = f", {num_unknown} not measured" if num_unknown else ""
+    print(f"{num_met} met, {len(verdicts) - num_met - num_unknown} missed{unknown}")
+    return 1 if any(v.is_failure if is_trial else not v.is_met for v in verdicts) else 0
 
 
 if __name__ == "__main__":

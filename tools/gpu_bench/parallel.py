@@ -35,11 +35,12 @@ from specbench.engine.shard import Shard
 from specbench.errors import UserError
 from specbench.run_config import SHAPES
 
-from .cases import Drafting, Settings, StepTime, engine_config, measure_step, run_batch
+from .cases import ON_GPU, Drafting, Settings, StepTime, engine_config, measure_step, run_batch
 from .ceilings import Ceilings, measure_ceilings
+from .engine_fields import engine_fields
 from .floors import ShapeBytes, kv_read, shape_bytes
-from .goals import PARALLEL_SPEEDUP, Verdict
-from .main import conclude, engine_fields, open_device
+from .goals import PARALLEL_SPEEDUP, Verdict, quotient
+from .main import conclude, open_device
 from .profile import profile_batch
 from .shapes import expert_counts, open_shape, shape_folder
 
@@ -77,7 +78,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--mtp", type=int, default=0, help="drafts of MTP modules a step, none of them accepted")
     parser.add_argument("--small", action="store_true", help="tiny shapes, texts and batches: whether it runs")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE", help="fields of EngineConfig")
+    parser.add_argument("--engine", nargs="*", default=[], metavar="FIELD=VALUE", help="the engine's own settings")
     parser.add_argument("--no-sums", action="store_true", help="do not time sums by themselves")
     parser.add_argument("--profile", action="store_true", help="kernels and host functions of a step, too")
     parser.add_argument("-o", "--output", type=Path)
@@ -104,7 +105,7 @@ def _run(options: argparse.Namespace) -> int:
             batch_sizes=(1, 2) if options.small else tuple(options.batches),
             scratch=Path(scratch),
             is_small=options.small,
-            engine=engine_fields(options.engine),
+            engine=engine_fields(options.engine, device, ON_GPU if device.type == "cuda" else {}),
         )
         ways = options.ways if device.type == "cuda" else CPU_WAYS
         ceilings = measure_ceilings(settings.device, options.small)
@@ -153,7 +154,7 @@ def _measure_shape(
     if drafting.num_drafts > len(weights.modules):
         raise UserError(f"--mtp: {shape} has {len(weights.modules)} modules, not {drafting.num_drafts}")
     config = engine_config(settings, folder, drafting)
-    alone: dict[int, float] = {}
+    alone: dict[int, float | None] = {}
     firsts: list[list[list[int]]] = []
     sums = _sums_us(settings, folder, num_ranks, ways) if has_sums else {}
     with closing(Engines()) as engines:
@@ -192,15 +193,20 @@ def _floor_s(
     return ceilings.floor_s(num_bytes / size + kv_bytes, weights.target_operations(num_rows) / size)
 
 
-def _print_step(shape: str, step: ParallelStep, alone_s: float) -> None:
+def _print_step(shape: str, step: ParallelStep, alone_s: float | None) -> None:
     def ms(value: float | None) -> str:
         return "n/a" if value is None else f"{1e3 * value:.3f}"
 
+    def times(value: float | None) -> str:
+        return "n/a" if value is None else f"{value:.2f}"
+
     found = step.time
+    spread = "n/a" if found.spread is None else f"{found.spread:.1%}"
     sum_us = "" if step.sum_us is None else f"{step.sum_us:.1f}"
     print(
-        f"{shape:<14}{step.way:<10}{found.batch:>6}{ms(found.step_s):>9}{found.spread:>8.1%}{ms(step.floor_s):>9}"
-        f"{found.step_s / step.floor_s:>10.2f}{alone_s / found.step_s:>9.2f}{sum_us:>10}{ms(found.target_s):>8}"
+        f"{shape:<14}{step.way:<10}{found.batch:>6}{ms(found.step_s):>9}{spread:>8}{ms(step.floor_s):>9}"
+        f"{times(quotient(found.step_s, step.floor_s)):>10}{times(quotient(alone_s, found.step_s)):>9}"
+        f"{sum_us:>10}{ms(found.target_s):>8}"
         f"{ms(found.verify_s):>8}{ms(found.draft_s):>8}{ms(found.prefill_s):>9}",
         flush=True,
     )
@@ -210,7 +216,12 @@ def speedup_verdicts(shape: str, steps: Sequence[ParallelStep]) -> list[Verdict]
     """Of the shape and the batch that have a goal."""
     by_way = {(step.way, step.time.batch): step.time.step_s for step in steps}
     return [
-        Verdict(f"{shape}, {way}, batch {batch}: speed-up", by_way[ALONE, batch] / by_way[way, batch], least, True)
+        Verdict(
+            f"{shape}, {way}, batch {batch}: speed-up",
+            quotient(by_way[ALONE, batch], by_way[way, batch]),
+            least,
+            is_least=True,
+        )
         for (goal_shape, way, batch), least in PARALLEL_SPEEDUP.items()
         if goal_shape == shape and (way, batch) in by_way
     ]

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import gc
 import importlib.util
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
-from .cases import Settings, prompt_ids, synchronize
+from .cases import Settings, positive_median, prompt_ids, synchronize
 
 #: Runs prompts to so many output tokens each, and returns when all are there.
 Generate = Callable[[Sequence[Sequence[int]], int], None]
@@ -75,8 +74,8 @@ def is_installed(peer: str) -> bool:
     return importlib.util.find_spec(peer) is not None
 
 
-def peer_step_s(peer: str, settings: Settings, folder: Path) -> dict[int, float]:
-    """Batch -> seconds a step, by the rules that we are measured by."""
+def peer_step_s(peer: str, settings: Settings, folder: Path) -> dict[int, float | None]:
+    """Batch -> seconds a step, by the rules that we are measured by; None where it cannot be told."""
     generate = PEERS[peer](settings, folder)
     try:
         return {batch: _step_s(generate, settings, batch) for batch in settings.batch_sizes}
@@ -85,7 +84,7 @@ def peer_step_s(peer: str, settings: Settings, folder: Path) -> dict[int, float]
         gc.collect()
 
 
-def _step_s(generate: Generate, settings: Settings, batch: int) -> float:
+def _step_s(generate: Generate, settings: Settings, batch: int) -> float | None:
     def seconds(num_output: int, seed: int) -> float:
         prompts = [prompt_ids(settings, index, seed) for index in range(batch)]
         synchronize(settings.device)
@@ -98,6 +97,6 @@ def _step_s(generate: Generate, settings: Settings, batch: int) -> float:
     torch.compiler.reset()  # what was compiled for another batch would make the batch's size a variable
     for num_output in (long, short):  # compiles, and warms up; a cache that held the longer run holds the shorter one
         seconds(num_output, seed=99)
-    return statistics.median(
-        (seconds(long, seed) - seconds(short, seed)) / (long - short) for seed in range(settings.num_runs)
+    return positive_median(
+        [(seconds(long, seed) - seconds(short, seed)) / (long - short) for seed in range(settings.num_runs)]
     )

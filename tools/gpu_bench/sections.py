@@ -21,7 +21,7 @@ from .attention import attention_time, cache_bytes, timed_backends
 from .cases import ACCEPTANCE_RATES, BatchRun, Drafting, EngineShelf, Settings, StepTime, measure_step, run_batch
 from .ceilings import Ceilings
 from .floors import ShapeBytes, kv_read, shape_bytes
-from .goals import Verdict
+from .goals import Verdict, quotient
 from .loading import disk_bytes_per_s, load_bytes_per_s, write_checkpoint
 from .peers import is_installed, peer_step_s
 from .prefill import KIND_HEADER, closed_run, prompt_token_per_s, step_kinds
@@ -41,8 +41,8 @@ class Measured:
     draft_floor_s: float
 
     @property
-    def ratio(self) -> float:
-        return self.time.step_s / self.floor_s
+    def ratio(self) -> float | None:
+        return quotient(self.time.step_s, self.floor_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +113,14 @@ def print_step(case: str, measured: Measured, peer: str = "") -> None:
     def ms(value: float | None) -> str:
         return "n/a" if value is None else f"{1e3 * value:.3f}"
 
+    def share(value: float | None) -> str:
+        return "n/a" if value is None else f"{value:.1%}"
+
     time = measured.time
-    gap = "n/a" if time.gap_share is None else f"{time.gap_share:.1%}"
+    ratio = "n/a" if measured.ratio is None else f"{measured.ratio:.2f}"
     print(
-        f"{case:<30}{time.batch:>6}{ms(time.step_s):>9}{time.spread:>8.1%}{ms(measured.floor_s):>8}"
-        f"{measured.ratio:>7.2f}{ms(time.target_s):>8}{ms(time.verify_s):>8}{ms(time.draft_s):>8}{gap:>7}"
+        f"{case:<30}{time.batch:>6}{ms(time.step_s):>9}{share(time.spread):>8}{ms(measured.floor_s):>8}{ratio:>7}"
+        f"{ms(time.target_s):>8}{ms(time.verify_s):>8}{ms(time.draft_s):>8}{share(time.gap_share):>7}"
         f"{time.token_per_s:>9.0f}{time.drafts_a_step:>7.2f}  {peer}",
         flush=True,
     )
@@ -148,7 +151,9 @@ def decode(bench: Bench) -> list[Verdict]:
 
 def _against_peer(case: str, measured: Measured, peer: dict[int, float]) -> list[Verdict]:
     batch = measured.time.batch
-    return [Verdict(f"{case}: ms against vLLM's", 1e3 * measured.time.step_s, peer[batch])] if batch in peer else []
+    if batch not in peer:
+        return []
+    return [Verdict(f"{case}: ms against vLLM's", quotient(measured.time.step_s, 1e-3), peer[batch])]
 
 
 def prefill(bench: Bench) -> list[Verdict]:
@@ -190,7 +195,7 @@ def verify(bench: Bench) -> list[Verdict]:
             if num_drafts == goals.VERIFY_DRAFTS and batch in goals.VERIFY_RATIO:
                 single = bench.measure(shape, Drafting(), batch)
                 name = f"verify {shape} k = {num_drafts} batch {batch}: step over the step of one row"
-                ratio = measured.time.step_s / single.time.step_s
+                ratio = quotient(measured.time.step_s, single.time.step_s)
                 verdicts.append(Verdict(name, ratio, goals.VERIFY_RATIO[batch]))
     return verdicts
 
@@ -244,10 +249,11 @@ def draft_single(bench: Bench) -> list[Verdict]:
 
 
 def _further_draft(four: Measured, one: Measured) -> Verdict:
-    further_s = (four.time.step_s - one.time.step_s) / 3
-    further_floor_s = (four.draft_floor_s - one.draft_floor_s) / 3
+    steps = four.time.step_s, one.time.step_s
+    further_s = None if steps[0] is None or steps[1] is None else steps[0] - steps[1]
     name = f"draft mimo_7b batch {four.time.batch}: each further draft over its floor"
-    return Verdict(name, further_s / further_floor_s, goals.FURTHER_DRAFT_RATIO)
+    floor_s = four.draft_floor_s - one.draft_floor_s  # of three drafts, as the steps' difference
+    return Verdict(name, quotient(further_s, floor_s), goals.FURTHER_DRAFT_RATIO)
 
 
 def draft_multi(bench: Bench) -> list[Verdict]:
@@ -258,8 +264,8 @@ def draft_multi(bench: Bench) -> list[Verdict]:
         print_step(f"{shape} {num_drafts} modules", measured)
         print(f"    draft alone: floor {1e3 * measured.draft_floor_s:.3f} ms")
         if batch in goals.DRAFT_BATCHES:
-            case, draft_s = f"draft {shape} {num_drafts} modules batch {batch}", measured.time.draft_s
-            ratio = None if draft_s is None else draft_s / measured.draft_floor_s
+            case = f"draft {shape} {num_drafts} modules batch {batch}"
+            ratio = quotient(measured.time.draft_s, measured.draft_floor_s)
             verdicts.append(Verdict(f"{case}: over its floor", ratio, goals.DRAFT_RATIO))
             verdicts += _gap_verdict(case, measured)
     return verdicts
@@ -281,7 +287,7 @@ def ngram(bench: Bench) -> list[Verdict]:
         print_step(f"{shape} k={num_drafts} ngram", measured, _peer(peer, batch))
         free = bench.measure(shape, Drafting("stub", num_drafts), batch)
         name = f"ngram {shape} k = {num_drafts} batch {batch}: step over one with free drafts"
-        verdicts.append(Verdict(name, measured.time.step_s / free.time.step_s, goals.NGRAM_RATIO))
+        verdicts.append(Verdict(name, quotient(measured.time.step_s, free.time.step_s), goals.NGRAM_RATIO))
     return verdicts
 
 
@@ -410,7 +416,8 @@ def run_peers(bench: Bench, names: Sequence[str]) -> None:
             print(f"{name}: failed, {type(error).__name__}: {error}", flush=True)
             continue
         for batch, step_s in steps.items():
-            print(f"{name} {shape}: batch {batch}, {1e3 * step_s:.3f} ms a step, measured in this run", flush=True)
+            text = "a step could not be told from noise" if step_s is None else f"{1e3 * step_s:.3f} ms a step"
+            print(f"{name} {shape}: batch {batch}, {text}, measured in this run", flush=True)
 
 
 #: Sections whose lines are those of print_step.
@@ -429,9 +436,9 @@ def run_sections(bench: Bench, names: Sequence[str], changes: Mapping[str, dict[
             verdicts += SECTIONS[name](replace(bench, settings=replace(bench.settings, **changes.get(name, {}))))
         except KeyboardInterrupt:
             print("stopped: what was measured so far", flush=True)
-            return [*verdicts, Verdict(f"{name}: the section ends", None, 1.0)]
+            return [*verdicts, Verdict(f"{name}: the section ends", None, 1.0, is_failure=True)]
         except Exception as error:  # a section must not take the others' figures with it
             print(f"section {name} failed: {type(error).__name__}: {error}", flush=True)
-            verdicts.append(Verdict(f"{name}: the section runs", None, 1.0))
+            verdicts.append(Verdict(f"{name}: the section runs", None, 1.0, is_failure=True))
         print(f"   ({time.perf_counter() - start_s:.0f} s)", flush=True)
     return verdicts
