@@ -87,7 +87,8 @@ class Plan:
     @property
     def memory_limit(self) -> int | None:
         """memory_fraction of what is free for each rank, in bytes; None where free memory can't be read."""
-        free = free_bytes(self.config.engine.device, self.config.parallel.tensor_parallel_size)
+        parallel = self.config.parallel
+        free = free_bytes(self.config.engine.device, parallel.tensor_parallel_size, parallel.ranks_per_gpu)
         return None if free is None else int(self.config.cache.memory_fraction * free)
 
     def plan_memory(self) -> MemoryPlan:
@@ -131,7 +132,8 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     )
     resolved = resolve(config, facts, device=default_device(), is_sweep=is_sweep)
     config = resolved.config
-    missing = missing_device(config.engine.device, config.parallel.tensor_parallel_size)
+    parallel = config.parallel
+    missing = missing_device(config.engine.device, parallel.tensor_parallel_size, parallel.ranks_per_gpu)
     if missing is not None and not config.dry_run:
         raise UserError(missing)
     if _has_whole_experts(config) and not model_config.has_experts:
@@ -365,17 +367,19 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def missing_device(device: str, num_ranks: int = 1) -> str | None:
-    """What to say of a GPU that is not there; each rank has one. None where all are."""
+def missing_device(device: str, num_ranks: int = 1, ranks_per_gpu: int = 1) -> str | None:
+    """What to say of a GPU that is not there. None where all are."""
     if not device.startswith("cuda"):
         return None
     import torch
 
     index = int(device.partition(":")[2] or 0)
-    if num_ranks > 1 and index + num_ranks > torch.cuda.device_count():
+    num_gpus = math.ceil(num_ranks / ranks_per_gpu)
+    if num_gpus > 1 and index + num_gpus > torch.cuda.device_count():
         return (
             f"parallel.tensor_parallel_size: {num_ranks} ranks from device {index} on take more than the "
-            f"{torch.cuda.device_count()} CUDA devices that torch sees; say parallel=tp1"
+            f"{torch.cuda.device_count()} CUDA devices that torch sees; say parallel=tp1, or parallel.ranks_per_gpu=N "
+            "to see on fewer that texts are right, not how fast they come"
         )
     if index >= torch.cuda.device_count():
         return (
@@ -385,18 +389,19 @@ def missing_device(device: str, num_ranks: int = 1) -> str | None:
     return None
 
 
-def free_bytes(device: str, num_ranks: int = 1) -> int | None:
-    """Memory that is free for each rank: of its device, or its share of the machine's. None where it is not known, as
-    of devices that are not here."""
+def free_bytes(device: str, num_ranks: int = 1, ranks_per_gpu: int = 1) -> int | None:
+    """Memory that is free for each rank: of its device or its share of one, or its share of the machine's. None where
+    it is not known, as of devices that are not here."""
     if device == "cpu":
         free = environment.free_memory_bytes()
         return None if free is None else free // num_ranks
-    if missing_device(device, num_ranks) is not None:
+    if missing_device(device, num_ranks, ranks_per_gpu) is not None:
         return None
     import torch
 
     first = int(device.partition(":")[2] or 0)
-    return min(torch.cuda.mem_get_info(index)[0] for index in range(first, first + num_ranks))
+    last = first + math.ceil(num_ranks / ranks_per_gpu) - 1
+    return min(torch.cuda.mem_get_info(index)[0] for index in range(first, last + 1)) // min(ranks_per_gpu, num_ranks)
 
 
 def _choose_draft(config: RunConfig) -> tuple[RunConfig, ModelChoice | None]:

@@ -169,7 +169,7 @@ def test_without_drafts_there_is_nothing_to_take_turns_with(tmp_path: Path) -> N
 
 def test_two_engines_must_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = prepare(configured(tmp_path), is_sweep=False).plan_memory().total_bytes
-    monkeypatch.setattr(plan, "free_bytes", lambda device, num_ranks: int(1.5 * needed / 0.5))
+    monkeypatch.setattr(plan, "free_bytes", lambda device, *ranks: int(1.5 * needed / 0.5))
     prepare(configured(tmp_path, report__baseline=None), is_sweep=False)
     with pytest.raises(UserError, match=r"report\.baseline: none loads two engines"):
         prepare(configured(tmp_path), is_sweep=False)

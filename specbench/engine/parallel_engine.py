@@ -46,7 +46,7 @@ class ParallelEngine(LLMEngine):
     ) -> None:
         """`config` is rank 0's. Raises RankFailure when a rank does not get ready."""
         on_progress(f"starting {config.shard.size} ranks")
-        own = replace(config, device=rank_device(config.device, processes.local_rank))
+        own = replace(config, device=rank_device(config.device, processes.local_rank, config.ranks_per_gpu))
         self._processes = processes
         name = processes.announce_engine(config)
         with processes.watching():
@@ -89,7 +89,7 @@ def _join(store: Store, name: str, config: EngineConfig) -> RankGroups:
     if device.type == "cuda" and config.rank_all_reduce != "nccl":
         checkpoint = open_checkpoint(config.checkpoint, config.load, config.quantised_weights)
         kind = RowKind(load_model_config(checkpoint).hidden_size, DTYPES[config.dtype])
-    groups = join_groups(store, name, config.shard, device, host, config.rank_timeout_s, kind)
+    groups = join_groups(store, name, config.shard, device, host, config.rank_timeout_s, kind, config.ranks_per_gpu)
     if config.rank_all_reduce == "one_shot" and isinstance(groups.peer_memory, str):
         raise UserError(f"parallel.all_reduce: one_shot cannot be had ({groups.peer_memory}); say auto or nccl")
     return groups

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
@@ -66,9 +67,12 @@ class PeerMemory:
         self.abort_stream.synchronize()
 
 
-def open_peer_memory(store: Store, shard: Shard, device: torch.device, kind: RowKind) -> PeerMemory | str:
-    """Inboxes for such rows, or why there are none. Every rank calls it at the same time, and hears the same."""
-    reason = _obstacle(store, shard, device)
+def open_peer_memory(
+    store: Store, shard: Shard, device: torch.device, kind: RowKind, ranks_per_gpu: int = 1
+) -> PeerMemory | str:
+    """Inboxes for such rows, or why there are none. Every rank calls it at the same time, and hears the same.
+    ranks_per_gpu: how many may share one."""
+    reason = _obstacle(store, shard, device, ranks_per_gpu)
     if reason:
         return reason
     row_bytes = NUM_PLACES * shard.size * kind.width * kind.dtype.itemsize
@@ -126,16 +130,16 @@ def _map_others(store: Store, shard: Shard, own: torch.UntypedStorage) -> list[M
     return mappings
 
 
-def _obstacle(store: Store, shard: Shard, device: torch.device) -> str:
+def _obstacle(store: Store, shard: Shard, device: torch.device, ranks_per_gpu: int) -> str:
     """Why the ranks' devices cannot write to each other's memory; nothing where they can."""
     index = torch.cuda.current_device() if device.index is None else device.index
     own = {"host": socket.gethostname(), "index": index, "uuid": str(torch.cuda.get_device_properties(index).uuid)}
     ranks = _gather(store, "devices", shard, own)
     if len({each["host"] for each in ranks}) > 1:
         return "the ranks are on several machines"
-    if len({each["uuid"] for each in ranks}) < shard.size:
+    if max(Counter(each["uuid"] for each in ranks).values()) > ranks_per_gpu:
         return "several ranks share a GPU"
-    reasons = [_no_access(index, rank, each) for rank, each in enumerate(ranks) if rank != shard.rank]
+    reasons = [_no_access(index, rank, each) for rank, each in enumerate(ranks) if each["uuid"] != own["uuid"]]
     return next((reason for of_rank in _gather(store, "access", shard, reasons) for reason in of_rank if reason), "")
 
 

@@ -82,22 +82,26 @@ def join_groups(
     host: str | None,
     timeout_s: float,
     kind: RowKind | None = None,
+    ranks_per_gpu: int = 1,
 ) -> RankGroups:
     """Connect with the other ranks of the engine called `name`; each of them does the same at the same time.
 
     host: the address that this rank listens on; None leaves it to the network's configuration. timeout_s: how long a
     collective may wait for a rank. kind: what is summed over the GPUs' memory, where that can be done; None: nothing.
+    ranks_per_gpu: how many share one.
     """
     timeout = timedelta(seconds=timeout_s) + _LATER
     control = _gloo_group(PrefixStore(f"{name}/control", store), shard, host)
     data_store = PrefixStore(f"{name}/data", store)
     memory: PeerMemory | str = "parallel.all_reduce" if device.type == "cuda" else "ranks are on CPUs"
     if device.type == "cuda":
+        if ranks_per_gpu > 1:
+            _pose_as_several_machines(shard)
         data = tuple(
             _nccl_group(PrefixStore(use, data_store), shard, device, host, timeout) for use in ("now", "recorded")
         )
         if kind is not None:
-            memory = open_peer_memory(PrefixStore(f"{name}/memory", store), shard, device, kind)
+            memory = open_peer_memory(PrefixStore(f"{name}/memory", store), shard, device, kind, ranks_per_gpu)
     else:
         data = (_gloo_group(data_store, shard, host),)
         data[0]._set_default_timeout(timeout)  # type: ignore[attr-defined]
@@ -111,6 +115,13 @@ def _gloo_group(store: Store, shard: Shard, host: str | None) -> ProcessGroup:
     options._devices = [device]
     options._timeout = _CONNECT_TIMEOUT
     return cast(ProcessGroup, ProcessGroupGloo(store, shard.rank, shard.size, options))
+
+
+def _pose_as_several_machines(shard: Shard) -> None:
+    """NCCL lets no two ranks of a machine have one GPU: let it take each for a machine of its own, which it reaches
+    through sockets."""
+    os.environ["NCCL_HOSTID"] = f"specbench rank {shard.rank}"
+    os.environ["NCCL_IB_DISABLE"] = "1"
 
 
 def _nccl_group(store: Store, shard: Shard, device: torch.device, host: str | None, timeout: timedelta) -> ProcessGroup:

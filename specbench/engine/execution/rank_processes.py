@@ -124,10 +124,10 @@ def find_launched(start: str, size: int) -> Launched | None:
     return launched
 
 
-def rank_device(device: str, rank: int) -> str:
+def rank_device(device: str, rank: int, ranks_per_gpu: int = 1) -> str:
     """The device of a rank of this machine: GPUs in a row from the configured one."""
     name, _, first = device.partition(":")
-    return device if name == "cpu" else f"{name}:{int(first or 0) + rank}"
+    return device if name == "cpu" else f"{name}:{int(first or 0) + rank // ranks_per_gpu}"
 
 
 #: (store, engine's name, its config): runs an engine's steps until it is closed.
@@ -361,7 +361,7 @@ def serve_engines(
             break
         config: EngineConfig = pickle.loads(bytes.fromhex(announced.decode()))
         own_shard = replace(config.shard, rank=rank)
-        own = replace(config, shard=own_shard, device=rank_device(config.device, local_rank))
+        own = replace(config, shard=own_shard, device=rank_device(config.device, local_rank, config.ranks_per_gpu))
         threading.Thread(target=_reporting, args=(on_error, serve, store, name, own), daemon=True).start()
 
 

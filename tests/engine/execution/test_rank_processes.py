@@ -41,6 +41,10 @@ def test_ranks_take_gpus_in_a_row() -> None:
     assert [rank_device("cpu", 1), rank_device("cuda", 1), rank_device("cuda:2", 1)] == ["cpu", "cuda:1", "cuda:3"]
 
 
+def test_ranks_share_gpus_where_they_are_told_to() -> None:
+    assert [rank_device("cuda:1", rank, 2) for rank in range(4)] == ["cuda:1", "cuda:1", "cuda:2", "cuda:2"]
+
+
 def test_a_step_of_decoding_is_the_buffer_alone_and_reads_back() -> None:
     output = SchedulerOutput(
         7,
