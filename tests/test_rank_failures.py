@@ -10,6 +10,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -44,8 +45,11 @@ def die_with_parent() -> None:
 class Run:
     """The command line on two ranks, in a process group of its own."""
 
-    def __init__(self, folder: Path, *arguments: str, launcher: tuple[str, ...] = ()) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    def __init__(
+        self, folder: Path, *arguments: str, launcher: tuple[str, ...] = (), more: dict[str, str] | None = None
+    ) -> None:
+        """more: variables of the environment."""
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)} | (more or {})
         environment.pop("TRITON_INTERPRET", None)  # other tests' kernels run in the interpreter, for minutes
         self.process = subprocess.Popen(
             [sys.executable, "-m", *launcher, "specbench.cli", *arguments],
@@ -333,6 +337,27 @@ def test_ctrl_c_ends_torchrun(folder: Path) -> None:
     wait_for(lambda: [True] * (num_finished(folder, "torchrun_interrupted") >= 3), run.process)
     os.killpg(run.process.pid, signal.SIGINT)
     end_of_torchrun(folder, "torchrun_interrupted", run, "interrupted, after")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["rank 0", "all"])
+def test_sigterm_of_ranks_started_by_hand(folder: Path, who: str) -> None:
+    """As Slurm starts and ends them: an ending from outside, not a rank's failure."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        Run(folder, *arguments(folder, f"by hand {who}"), more=place | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(2)
+    ]
+    wait_for(lambda: [True] * (num_finished(folder, f"by hand {who}") >= 3), ranks[0].process)
+    for rank in ranks if who == "all" else ranks[:1]:
+        rank.process.terminate()
+    code, said, seconds = ranks[0].end()
+    assert (code, seconds < BOUND_S) == (143, True), said
+    assert "ended by SIGTERM, after" in said and "RankFailure" not in said
+    other_code, _, seconds = ranks[1].end()
+    assert other_code == (143 if who == "all" else 0) and seconds < BOUND_S
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 Belongs here: one other rank: is it there, what did it say, how is it ended. Does not belong here: what follows from
 that (rank_processes.py), collectives.
 
-A rank says once a second through the store that it lives: one that is stopped, or whose machine hangs, is noticed in
-any phase of a run, in a collective or not.
+A rank says once a second that it lives, a child of rank 0 from its first moment on, any other through the store: one
+that is stopped, or whose machine hangs, is noticed in any phase of a run, in a collective or not.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
+from ctypes import c_uint64
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from specbench.engine.execution.rank_child import BEAT_S
 from specbench.engine.layers.parallel import PeerLost
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-_BEAT_S = 1.0
-#: Until its first sign of life a rank may take this long: it starts, and imports torch.
-_FIRST_SIGN_S = 120.0
 #: Silence that says something where a rank is late anyway.
 _NOTABLE_SILENCE_S = 3.0
 
@@ -48,9 +48,15 @@ class LastWords:
 class Peer(Protocol):
     """One other rank."""
 
+    rank: int
+
     @property
     def name(self) -> str:
         """Its number and its process."""
+        ...
+
+    def num_beats(self) -> int:
+        """Signs of life so far."""
         ...
 
     def has_ended(self) -> bool: ...
@@ -71,14 +77,19 @@ class Peer(Protocol):
 class Child:
     """A rank that rank 0 has started."""
 
-    def __init__(self, rank: int, process: SpawnProcess, connection: Connection) -> None:
+    def __init__(self, rank: int, process: SpawnProcess, connection: Connection, beats: c_uint64) -> None:
+        """beats: the child counts it up."""
+        self.rank = rank
         self.process = process
-        self._rank = rank
         self._connection = connection
+        self._beats = beats
 
     @property
     def name(self) -> str:
-        return f"rank {self._rank} (process {self.process.pid})"
+        return f"rank {self.rank} (process {self.process.pid})"
+
+    def num_beats(self) -> int:
+        return self._beats.value
 
     def has_ended(self) -> bool:
         return self.process.exitcode is not None
@@ -119,7 +130,7 @@ class LaunchedPeer:
     """A rank that something else has started. On another machine it is known by what it says alone."""
 
     def __init__(self, rank: int, store: Store) -> None:
-        self._rank = rank
+        self.rank = rank
         self._store = store
         #: None until it has said so, and on another machine.
         self._pid: int | None = None
@@ -127,16 +138,19 @@ class LaunchedPeer:
     @property
     def name(self) -> str:
         self._find_process()
-        return f"rank {self._rank}" + ("" if self._pid is None else f" (process {self._pid})")
+        return f"rank {self.rank}" + ("" if self._pid is None else f" (process {self._pid})")
+
+    def num_beats(self) -> int:
+        return _beats_in(self._store, self.rank)
 
     def has_ended(self) -> bool:
-        if self._store.check([_key(_WORDS, self._rank)]):
+        if self._store.check([_key(_WORDS, self.rank)]):
             return True
         self._find_process()
         return self._pid is not None and not _is_running(self._pid)
 
     def last_words(self) -> LastWords:
-        key = _key(_WORDS, self._rank)
+        key = _key(_WORDS, self.rank)
         if not self._store.check([key]):
             return LastWords(None, is_echo=False)
         kind, _, text = self._store.get(key).decode().partition(" ")
@@ -146,7 +160,7 @@ class LaunchedPeer:
         return f"has gone{_WANT_OF_MEMORY}"
 
     def end(self, end_s: float) -> None:
-        key = _key(_ENDED, self._rank)
+        key = _key(_ENDED, self.rank)
         with contextlib.suppress(Exception):  # the store may be gone
             while time.monotonic() < end_s and not self._store.check([key]) and not self.has_ended():
                 time.sleep(0.02)
@@ -161,7 +175,7 @@ class LaunchedPeer:
                 os.kill(self._pid, signal.SIGKILL)
 
     def _find_process(self) -> None:
-        key = _key(_PROCESS, self._rank)
+        key = _key(_PROCESS, self.rank)
         if self._pid is None and self._store.check([key]):
             host, _, pid = self._store.get(key).decode().rpartition(" ")
             if host == socket.gethostname():
@@ -188,7 +202,7 @@ class SignsOfLife:
 
     def _beat(self, store: Store, rank: int) -> None:
         with contextlib.suppress(Exception):  # with rank 0 the store goes
-            while not self._has_ended.wait(_BEAT_S):
+            while not self._has_ended.wait(BEAT_S):
                 store.add(_key(_BEAT, rank), 1)
 
 
@@ -207,26 +221,25 @@ def say_ended(store: Store, rank: int) -> None:
 class Silence:
     """How long each of some ranks has given no sign of life."""
 
-    def __init__(self, store: Store, ranks: Iterable[int], first_sign_s: float = _FIRST_SIGN_S) -> None:
-        """first_sign_s: how long the first one may take."""
-        self._store = store
+    def __init__(self, counts: Mapping[int, Callable[[], int]], first_sign_s: float) -> None:
+        """counts: rank -> its signs so far. first_sign_s: how long the first one may take, if longer than others."""
+        self._counts = counts
         self._first_sign_s = first_sign_s
         now_s = time.monotonic()
         #: rank -> its last count, and when that was new
-        self._seen = dict.fromkeys(ranks, (0, now_s))
+        self._seen = dict.fromkeys(counts, (0, now_s))
         self._asked_s = now_s
 
     def look(self) -> None:
-        """Ask the store, once a beat at most."""
+        """Ask for the counts, once a beat at most."""
         now_s = time.monotonic()
-        if now_s - self._asked_s < _BEAT_S:
+        if now_s - self._asked_s < BEAT_S:
             return
-        if now_s - self._asked_s > 2 * _BEAT_S:  # this process itself has been stopped
+        if now_s - self._asked_s > 2 * BEAT_S:  # this process itself has been stopped
             self._seen = {rank: (count, now_s) for rank, (count, _) in self._seen.items()}
         self._asked_s = now_s
         for rank, (count, _) in self._seen.items():
-            key = _key(_BEAT, rank)
-            current = int(self._store.get(key)) if self._store.check([key]) else 0
+            current = self._counts[rank]()
             if current != count:
                 self._seen[rank] = (current, now_s)
 
@@ -247,9 +260,9 @@ def leave_with_rank_0(store: Store, limit_s: float, leave: Callable[[BaseExcepti
 
     def watch() -> None:
         with contextlib.suppress(Exception):  # the store goes with rank 0, or with whoever started all
-            silence = Silence(store, [0], math.inf)
+            silence = Silence({0: partial(_beats_in, store, 0)}, math.inf)
             while not silence.silent(limit_s):
-                time.sleep(_BEAT_S)
+                time.sleep(BEAT_S)
                 silence.look()
             leave(PeerLost(f"rank 0 hangs: no sign of life for {limit_s:g} s (parallel.timeout_s)"))
 
@@ -261,6 +274,11 @@ def error_text(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
+
+
+def _beats_in(store: Store, rank: int) -> int:
+    key = _key(_BEAT, rank)
+    return int(store.get(key)) if store.check([key]) else 0
 
 
 def _key(what: str, rank: int) -> str:

@@ -12,7 +12,6 @@ child whose parent has gone ends too.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import pickle
@@ -30,6 +29,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specbench.engine.config import EngineConfig
+from specbench.engine.execution import rank_child
 from specbench.engine.execution.rank_peers import (
     Child,
     LastWords,
@@ -58,11 +58,11 @@ _GRACE_S = 1.0
 _END_S = 5.0
 #: A rank without a sign of life for timeout_s hangs, and for this long at least: an import can take as long.
 _LEAST_SILENCE_S = 10.0
+#: Until the first sign of life a rank that something else has started may take this long: it starts, and imports torch.
+_LAUNCHED_FIRST_SIGN_S = 120.0
 #: Weights are loaded within this.
 START_TIMEOUT_S = 3600.0
 _END = "end"
-#: Linux: signal that a process gets when its parent dies.
-_PR_SET_PDEATHSIG = 1
 #: torchrun's variables.
 _RANK, _WORLD_SIZE, _LOCAL_RANK, _MASTER_ADDR, _MASTER_PORT = (
     "RANK",
@@ -151,16 +151,20 @@ class RankProcesses:
         self._has_failed = threading.Event()
         self.peers: Sequence[Peer] = ()
         self._signs: SignsOfLife | None = None
+        #: What SIGTERM did before; None where it still does.
+        self._before: Callable[[int, FrameType | None], object] | int | None = None
         self._words: dict[Peer, LastWords] = {}
+        first_sign_s = 0.0
         if launched is None:
             self.store = self._start(serve)
         else:
             self.store = join_launched(launched)
+            first_sign_s = _LAUNCHED_FIRST_SIGN_S
             self.peers = [LaunchedPeer(rank, self.store) for rank in range(1, size)]
             self._signs = SignsOfLife(self.store, 0)
             if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, self._on_terminate)
-        self._silence = Silence(self.store, range(1, size))
+                self._before = signal.signal(signal.SIGTERM, self._on_terminate)
+        self._silence = Silence({peer.rank: peer.num_beats for peer in self.peers}, first_sign_s)
         self._watcher = threading.Thread(target=self._watch, name="rank watcher", daemon=True)
         self._watcher.start()
 
@@ -176,15 +180,16 @@ class RankProcesses:
         try:
             for rank in range(1, self.size):
                 receiving, sending = context.Pipe(duplex=False)
+                beats = context.RawValue("Q", 0)
                 child = context.Process(
-                    target=_child_main,
-                    args=(rank, self.size, port, sending, serve),
+                    target=rank_child.begin,
+                    args=(rank, self.size, port, sending, beats, pickle.dumps(serve)),
                     daemon=True,
                     name=f"specbench rank {rank}",
                 )
                 child.start()
                 sending.close()
-                children.append(Child(rank, child, receiving))
+                children.append(Child(rank, child, receiving, beats))
         finally:
             self.peers = children
             if before is not None:
@@ -310,10 +315,15 @@ class RankProcesses:
         self._has_failed.set()
 
     def _on_terminate(self, number: int, frame: FrameType | None) -> None:
-        """torchrun ends all ranks when one has gone: which one it was is said, where there is time for it."""
+        """torchrun ends all ranks when one has gone: which one it was is said. Where none has, it does what it did
+        before."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self._has_failed.wait(3 * _GRACE_S)
-        raise RankFailure(self.failure or "ended by SIGTERM from outside")
+        self._raise_failure()
+        if callable(self._before):
+            self._before(number, frame)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     # ---- The end
 
@@ -409,8 +419,8 @@ def follow_launched(launched: Launched, timeout_s: float, serve: ServeEngine) ->
     os._exit(0)  # threads still wait for what rank 0 might say
 
 
-def _child_main(rank: int, size: int, port: int, sending: Connection, serve: ServeEngine) -> None:
-    _die_with_parent()
+def serve_as_child(rank: int, size: int, port: int, sending: Connection, serve: ServeEngine) -> None:
+    """What a child does once torch is there."""
 
     def say_and_die(error: BaseException) -> None:
         with contextlib.suppress(OSError):
@@ -421,22 +431,7 @@ def _child_main(rank: int, size: int, port: int, sending: Connection, serve: Ser
         from specbench.engine.execution.rank_groups import LOOPBACK, join_store
 
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
-        store = join_store(LOOPBACK, port)
-        SignsOfLife(store, rank)
-        serve_engines(store, rank, rank, serve, say_and_die)
+        serve_engines(join_store(LOOPBACK, port), rank, rank, serve, say_and_die)
     except BaseException as error:
         say_and_die(error)
     os._exit(0)  # libraries' threads may still wait for other ranks
-
-
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-    def wait_for_end() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait_for_end, name="parent watcher", daemon=True).start()

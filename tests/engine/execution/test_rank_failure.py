@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
-from torch.distributed import HashStore, Store
+from torch.distributed import Store
 
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution import rank_processes
@@ -88,8 +89,21 @@ def test_a_rank_that_stops_before_it_is_up_is_noticed(tmp_path: Path, monkeypatc
     check_nothing_is_left(processes)
 
 
+def test_a_rank_that_stops_before_it_has_torch_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_processes, "_LEAST_SILENCE_S", 2.0)
+    processes = RankProcesses(2, None, 2.0, hang)
+    child = processes.peers[0]
+    assert isinstance(child, Child) and child.process.pid is not None
+    while not child.num_beats():
+        time.sleep(0.001)
+    os.kill(child.process.pid, signal.SIGSTOP)
+    with pytest.raises(RankFailure, match=r"rank 1 \(process \d+\) hangs: no sign of life for 2 s"):
+        processes.announce_engine(engine_config(tmp_path))
+    check_nothing_is_left(processes)
+
+
 def test_a_first_sign_of_life_may_take_longer_and_the_figure_is_its_own() -> None:
-    silence = Silence(HashStore(), [1, 2], first_sign_s=0.2)
+    silence = Silence({1: lambda: 0, 2: lambda: 0}, first_sign_s=0.2)
     assert silence.limit_s(1, 0.1) == 0.2 and not silence.silent(0.1)
     time.sleep(0.3)
     assert silence.silent(0.1) == [1, 2] and silence.silent(0.5) == []
@@ -168,6 +182,19 @@ def test_a_launched_rank_that_fails_is_named_and_gone(
         with pytest.raises(RankFailure) as failure:
             processes.wait_until_loaded(name)
         assert f"rank 1 (process {pid})" in str(failure.value) and reason in str(failure.value)
+
+
+def test_sigterm_does_what_it_did_before_where_no_rank_has_gone(tmp_path: Path) -> None:
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise InterruptedError
+
+    signal.signal(signal.SIGTERM, terminate)
+    with launched_beside(hang) as (processes, _):
+        name = processes.announce_engine(engine_config(tmp_path))
+        with pytest.raises(InterruptedError):
+            os.kill(os.getpid(), signal.SIGTERM)
+            processes.wait_until_loaded(name)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def test_sigterm_of_a_launcher_names_the_rank_that_has_gone(tmp_path: Path) -> None:
