@@ -145,7 +145,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
         )
     check_checkpoint(checkpoint, model_config, num_modules=_num_modules_used(config.spec))
     config, draft_choice = _choose_draft(config)
-    config, backend = _choose_attention(config, model_config, draft_choice)
+    config, backend = _choose_attention(config, model_config, draft_choice, is_here=missing is None)
     _check_kept_weights(config)
     if config.spec.drafts is not None:
         check_drafts(config.spec.drafts, lambda: checkpoint_sha256(checkpoint))
@@ -184,6 +184,7 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
         check_parameters("sampling.", sampling, model_config.vocab_size, model_config.eos_token_ids)
     notices = [
         *([] if missing is None else [f"planned for a machine that has them: {missing.partition(';')[0]}."]),
+        *_sharing_notices(config),
         *_model_notices(choice, checkpoint),
         *_length_notices(config, facts),
         *task.notices,
@@ -414,13 +415,14 @@ def _choose_draft(config: RunConfig) -> tuple[RunConfig, ModelChoice | None]:
 
 
 def _choose_attention(
-    config: RunConfig, model_config: ModelConfig, draft_choice: ModelChoice | None
+    config: RunConfig, model_config: ModelConfig, draft_choice: ModelChoice | None, *, is_here: bool
 ) -> tuple[RunConfig, list[str]]:
-    """The configuration with the attention backend that runs and whether graphs do, and what `auto` became, and why."""
+    """The configuration with the attention backend that runs and whether graphs do, and what `auto` became, and why.
+    is_here: whether the devices are this machine's."""
     asked, features = config.engine.attention_backend, set(model_config.attention_features)
     if draft_choice is not None:
         features |= load_model_config(open_checkpoint(draft_choice.path, config.model.load)).attention_features
-    choice = choose_backend(asked, config.engine.device, config.model.dtype, features)
+    choice = choose_backend(asked, config.engine.device, config.model.dtype, features, is_here=is_here)
     graphs = choose_graphs(config.engine.cuda_graphs, choice.name, config.engine.device)
     engine = dataclasses.replace(config.engine, attention_backend=choice.name, cuda_graphs=graphs.name)
     chosen = {"attention_backend": (asked, choice), "cuda_graphs": (config.engine.cuda_graphs, graphs)}
@@ -592,6 +594,15 @@ def _own_dtype(checkpoint: Checkpoint) -> str:
     for entry in checkpoint.tensors.values():
         sizes[entry.dtype] = sizes.get(entry.dtype, 0) + math.prod(entry.shape)
     return "bfloat16" if max(sizes, key=lambda dtype: sizes[dtype]) in ("BF16", FP8, NVFP4) else "float32"
+
+
+def _sharing_notices(config: RunConfig) -> Iterable[str]:
+    parallel = config.parallel
+    if parallel.ranks_per_gpu > 1 and parallel.tensor_parallel_size > 1 and config.engine.device.startswith("cuda"):
+        yield (
+            f"parallel.ranks_per_gpu={parallel.ranks_per_gpu}: ranks have a GPU in turn, or share it; texts and "
+            "acceptance can be read, speed cannot."
+        )
 
 
 def _model_notices(choice: ModelChoice, checkpoint: Checkpoint) -> Iterable[str]:

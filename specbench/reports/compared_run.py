@@ -12,6 +12,7 @@ from pathlib import Path
 
 from specbench.records import EngineStep, RunRecord, SampleRecord
 from specbench.reports.drafted_run import DraftedRun
+from specbench.reports.latency import count_devices
 from specbench.reports.metrics import metrics_of
 from specbench.reports.repeat_speed import repeats_of, speed_by_repeat
 from specbench.reports.step_columns import StepColumns, step_columns
@@ -20,10 +21,10 @@ from specbench.run_directory import EventLog, RunDirectory
 #: Settings that are named in a label before others, if they tell runs apart.
 _TELLING = (
     *("spec.rejection_sample_method", "spec.faults", "cache.prefix_caching"),
-    *("load.name", "load.rate", "load.burstiness", "load.concurrency"),
+    *("load.name", "load.rate", "load.burstiness", "load.concurrency", "parallel.name"),
 )
-#: Settings whose values speak for themselves.
-_TOLD_BY_VALUE = ("spec.rejection_sample_method", "load.name")
+#: Settings whose values speak for themselves, beside names of options.
+_TOLD_BY_VALUE = ("spec.rejection_sample_method",)
 #: Settings that change nothing that is measured.
 SILENT_SETTINGS = (
     *("output_root", "dry_run", "strict"),
@@ -73,7 +74,7 @@ class ComparedRun:
     @property
     def speed_by_repeat(self) -> list[dict]:
         """`latency` and `throughput` of each repeat, in order, each as in metrics.json."""
-        return speed_by_repeat(self.columns, self.record.config["parallel"]["tensor_parallel_size"])
+        return speed_by_repeat(self.columns, count_devices(self.record.config))
 
     @property
     def drafted(self) -> DraftedRun:
@@ -143,7 +144,8 @@ def _telling(run: ComparedRun, runs: Sequence[ComparedRun]) -> str | None:
     for key in [*_TELLING, *sorted(shared)]:
         if key in shared and len({str(settings[key]) for settings in same}) > 1:
             value = _written(run.settings[key])
-            return value if key in _TOLD_BY_VALUE else f"{key.rpartition('.')[2]} {value}"
+            own_name = key.rpartition(".")[2]
+            return value if key in _TOLD_BY_VALUE or own_name == "name" else f"{own_name} {value}"
     return None
 
 

@@ -8,7 +8,9 @@ are left out of latencies and of generated tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -108,6 +110,13 @@ def gaps_between_emissions(columns: StepColumns) -> tuple[np.ndarray, np.ndarray
 
 def _first_token_s(request: RequestRecord) -> float:
     return np.nan if request.first_token_s is None else request.first_token_s
+
+
+def count_devices(config: Mapping[str, Any]) -> int | None:
+    """From a run's configuration as run.json holds it."""
+    parallel = config["parallel"]
+    size = parallel["tensor_parallel_size"]
+    return None if size is None else math.ceil(size / parallel.get("ranks_per_gpu", 1))
 
 
 def throughput_metrics(columns: StepColumns, num_devices: int | None) -> dict:

@@ -17,7 +17,7 @@ from specbench.reports.cost_model import cost_metrics
 from specbench.reports.diagnosis import health_checks
 from specbench.reports.identities import identity_checks
 from specbench.reports.intervals import acceptance_intervals
-from specbench.reports.latency import is_completed, latency_metrics, throughput_metrics
+from specbench.reports.latency import count_devices, is_completed, latency_metrics, throughput_metrics
 from specbench.reports.load_metrics import load_metrics
 from specbench.reports.losslessness_section import losslessness_metrics
 from specbench.reports.repeat_speed import throughput_intervals
@@ -74,7 +74,7 @@ def _num_speculative_tokens(run: RunRecord, columns: StepColumns) -> int | None:
 
 def _throughput(run: RunRecord, columns: StepColumns) -> dict:
     """Not measured for a resumed run: between its segments nothing ran."""
-    metrics = throughput_metrics(columns, run.config["parallel"]["tensor_parallel_size"])
+    metrics = throughput_metrics(columns, count_devices(run.config))
     return metrics if run.num_segments == 1 else dict.fromkeys(metrics)
 
 
@@ -82,7 +82,7 @@ def _speed_intervals(run: RunRecord, columns: StepColumns) -> dict[str, list[flo
     """Over repeats, where throughput is measured at all."""
     if run.num_segments > 1 or "throughput" in run.reported_metrics:
         return {}
-    return throughput_intervals(columns, run.config["parallel"]["tensor_parallel_size"])
+    return throughput_intervals(columns, count_devices(run.config))
 
 
 def _request_counts(requests: list[RequestRecord]) -> dict[str, int]:

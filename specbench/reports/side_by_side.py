@@ -44,6 +44,8 @@ _CHECK_NAMES = {
     "not_checked": "not checked",
     "not_applicable": "not applicable",
 }
+#: Which count of requests stands behind a status.
+_CHECK_COUNTS = {"identical": "identical", "near_ties": "near_ties", "mismatch": "mismatches"}
 
 
 def benchmark_table(runs: Sequence[ComparedRun], changes: Sequence[PairChanges] = ()) -> ReportTable:
@@ -180,10 +182,10 @@ def change_text(change: Change) -> str:
 
 
 def check_text(run: ComparedRun) -> str:
-    """The output check in few words: `identical (32 of 32)`."""
+    """The output check in few words, and how many requests are so: `near ties (2 of 32)`, the others identical."""
     check = run.metrics["checks"]["output"]
-    name = _CHECK_NAMES[check["status"]]
-    return f"{name} ({check['identical']} of {check['compared']})" if check["compared"] else name
+    name, counted = _CHECK_NAMES[check["status"]], _CHECK_COUNTS.get(check["status"])
+    return name if counted is None or not check["compared"] else f"{name} ({check[counted]} of {check['compared']})"
 
 
 def _header(first: str, runs: Sequence[ComparedRun], changes: Sequence[PairChanges]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from specbench.reports.compare_data import comparison_data
 from specbench.reports.compare_sections import comparison_markdown, comparison_sections, verdict_lines
 from specbench.reports.compared_run import ComparedRun, compared_run, run_of_log
 from specbench.reports.gates import judge_comparison, parse_gates
+from specbench.reports.latency import count_devices
 from specbench.reports.metrics import metrics_of
 from specbench.reports.pull_request import comparison_pull_request
 from specbench.reports.side_by_side import benchmark_table, category_table, latency_table
@@ -196,8 +197,8 @@ def test_each_repeat_has_its_own_speed() -> None:
 def test_output_check_stands_beside_speed() -> None:
     check = OutputCheck("near_ties", 32, 30, 2, 0)
     found = compare([run(timed(1.0, 1), output_check=check), run(timed(1.0, 1))])
-    assert benchmark(found)["Output check"] == ["near ties (30 of 32)", "not checked", ""]
-    assert "output checks: near ties (30 of 32), not checked" in verdict(found)
+    assert benchmark(found)["Output check"] == ["near ties (2 of 32)", "not checked", ""]
+    assert "output checks: near ties (2 of 32), not checked" in verdict(found)
 
 
 # ---- Grounds
@@ -483,6 +484,18 @@ def test_acceptance_does_not_depend_on_the_layout() -> None:
     steps[place] = dataclasses.replace(steps[place], num_accepted=1)
     other = compare([run_of_log(first, log, "a"), run_of_log(second, EventLog(log.requests, steps), "b")])
     assert f"first at step 2 of sample {steps[place].request_id}" in verdict(other)
+
+
+def test_layouts_are_named_as_they_were_asked_for() -> None:
+    log = better_log(1, 0.5)
+    runs = [run_of_log(with_config(make_run(4), "parallel", name=name), log, name) for name in ("tp1", "tp2")]
+    assert [run.label for run in compare(runs).runs] == ["mtp4 (tp1)", "mtp4 (tp2)"]
+
+
+def test_devices_are_fewer_than_ranks_where_these_share_them() -> None:
+    assert count_devices({"parallel": {"tensor_parallel_size": 4}}) == 4
+    assert count_devices({"parallel": {"tensor_parallel_size": 4, "ranks_per_gpu": 2}}) == 2
+    assert count_devices({"parallel": {"tensor_parallel_size": None}}) is None
 
 
 def test_layouts_are_not_checked_where_anything_else_differs() -> None:

@@ -93,7 +93,7 @@ def join_groups(
     timeout = timedelta(seconds=timeout_s) + _LATER
     control = _gloo_group(PrefixStore(f"{name}/control", store), shard, host)
     data_store = PrefixStore(f"{name}/data", store)
-    memory: PeerMemory | str = "parallel.all_reduce" if device.type == "cuda" else "ranks are on CPUs"
+    memory: PeerMemory | str = "parallel.all_reduce=nccl" if device.type == "cuda" else "ranks are on CPUs"
     if device.type == "cuda":
         if ranks_per_gpu > 1:
             _pose_as_several_machines(shard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,12 @@ def test_auto_takes_the_first_that_can_and_says_why() -> None:
     assert (choice.name, choice.reason) == ("torch", "triton does not run on cpu")
     choice = choose_backend("auto", "cuda:1", "bfloat16", {"relative_bias"})
     assert choice.name == "triton" and "on an H200 it took" in choice.reason
+
+
+def test_another_machine_has_the_packages_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    assert choose_backend("auto", "cuda", "bfloat16", ()).name == "torch"
+    assert choose_backend("auto", "cuda", "bfloat16", (), is_here=False).name == "triton"
 
 
 @pytest.mark.usefixtures("on_a_real_device")

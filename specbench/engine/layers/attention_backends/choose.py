@@ -80,10 +80,17 @@ class BackendChoice:
     reason: str
 
 
-def choose_backend(name: str, device: str, dtype: str, features: Iterable[AttentionFeature]) -> BackendChoice:
-    """The named backend, or for `auto` the first that can do it. UserError where the named one can't."""
+def choose_backend(
+    name: str, device: str, dtype: str, features: Iterable[AttentionFeature], *, is_here: bool = True
+) -> BackendChoice:
+    """The named backend, or for `auto` the first that can do it. UserError where the named one can't.
+
+    is_here: whether the device is this machine's; another machine has the packages that it needs.
+    """
     wanted = frozenset(features)
-    refusals = {other: _refusal(other, device, dtype, wanted, is_named=other == name) for other in BACKENDS}
+    refusals = {
+        other: _refusal(other, device, dtype, wanted, is_named=other == name, is_here=is_here) for other in BACKENDS
+    }
     able = [other for other, refusal in refusals.items() if refusal is None]
     if name == "auto":
         before = list(refusals.items())[: list(refusals).index(able[0])]
@@ -119,7 +126,7 @@ def make_backend(name: str) -> AttentionBackend:
 
 
 def _refusal(
-    name: str, device: str, dtype: str, features: frozenset[AttentionFeature], *, is_named: bool
+    name: str, device: str, dtype: str, features: frozenset[AttentionFeature], *, is_named: bool, is_here: bool
 ) -> str | None:
     """Why a backend can't run; None where it can."""
     line = BACKENDS[name]
@@ -128,7 +135,7 @@ def _refusal(
     is_interpreted = is_named and name == "triton" and os.environ.get("TRITON_INTERPRET") == "1"
     if kind not in line.devices and not is_interpreted:
         return f"does not run on {kind}"
-    if line.package is not None and importlib.util.find_spec(line.package) is None:
+    if is_here and line.package is not None and importlib.util.find_spec(line.package) is None:
         return f"needs the package {line.package}, which is not installed"
     if dtype not in line.dtypes:
         return f"does not run in {dtype}"
