@@ -1,7 +1,7 @@
 """How the process of a rank begins that rank 0 has started: it says that it lives before it imports torch.
 
 Belongs here: what a child does until the rest of the program is there. Does not belong here: what it does then
-(rank_processes.py). Imports nothing of ours, and nothing that takes time, before the first sign of life.
+(rank_processes.py). Imports nothing of ours, and nothing that takes time.
 """
 
 from __future__ import annotations
@@ -23,18 +23,16 @@ BEAT_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
-def begin(rank: int, size: int, port: int, sending: Connection, beats: c_uint64, serve: bytes) -> None:
-    """Run as rank 0 says until there is no more to do, and end.
+def begin(work: bytes, sending: Connection, beats: c_uint64) -> None:
+    """Do what rank 0 has started this process for.
 
-    beats: counted up once a second, for rank 0 to see. serve: a pickled rank_processes.ServeEngine; what it needs is
-    imported when it is read.
+    work: a pickled function of `sending`; what it needs is imported when it is read. beats: counted up once a second,
+    for rank 0 to see.
     """
     _die_with_parent()
     threading.Thread(target=_beat, args=(beats,), name="signs of life", daemon=True).start()
     try:
-        from specbench.engine.execution.rank_processes import serve_as_child
-
-        serve_as_child(rank, size, port, sending, pickle.loads(serve))
+        pickle.loads(work)(sending)
     except BaseException as error:  # of an import: what comes later is said there
         with contextlib.suppress(OSError):
             sending.send((False, f"{type(error).__name__}: {error}"))

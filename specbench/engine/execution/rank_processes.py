@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -183,7 +184,7 @@ class RankProcesses:
                 beats = context.RawValue("Q", 0)
                 child = context.Process(
                     target=rank_child.begin,
-                    args=(rank, self.size, port, sending, beats, pickle.dumps(serve)),
+                    args=(pickle.dumps(partial(_serve_as_child, rank, self.size, port, serve)), sending, beats),
                     daemon=True,
                     name=f"specbench rank {rank}",
                 )
@@ -419,7 +420,7 @@ def follow_launched(launched: Launched, timeout_s: float, serve: ServeEngine) ->
     os._exit(0)  # threads still wait for what rank 0 might say
 
 
-def serve_as_child(rank: int, size: int, port: int, sending: Connection, serve: ServeEngine) -> None:
+def _serve_as_child(rank: int, size: int, port: int, serve: ServeEngine, sending: Connection) -> None:
     """What a child does once torch is there."""
 
     def say_and_die(error: BaseException) -> None:
