@@ -44,7 +44,6 @@ from specbench.signals import Terminated, ignore_signals, terminable
 
 FINGERPRINT_FILE = "fingerprint.json"
 ERROR_FILE = "error.json"
-INTERRUPTED_EXIT_CODE = 130
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,6 +99,8 @@ Count = Annotated[int, AtLeast(0)]
 Positive = Annotated[int, AtLeast(1)]
 #: Drafts of a step: what reports count grows with their cube.
 MAX_DRAFTS = 256
+#: Rows of request state, which are laid out before their memory is counted.
+MAX_NUM_SEQS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,7 @@ class EngineGroup:
     name: Annotated[str, OneOf(("embedded",))]
     #: "auto", "cpu", "cuda" or "cuda:N".
     device: str
-    max_num_seqs: Positive
+    max_num_seqs: Annotated[int, Between(1, MAX_NUM_SEQS)]
     #: Token budget of one step.
     max_num_batched_tokens: Positive
     attention_backend: Annotated[str, OneOf(("auto", "flashinfer", "torch", "triton"))]

@@ -173,6 +173,7 @@ def test_random_weights_answer_nothing_and_need_a_shape() -> None:
         ({"sampling__temperature": float("nan")}, "sampling.temperature: must be a finite number, not nan"),
         ({"sampling__presence_penalty": 10**400}, "sampling.presence_penalty: must be a finite number, not 1000"),
         (STUB | {"spec__accepted_rates": [float("nan"), 0, 0, 0]}, "spec.accepted_rates: must be a list of numbers"),
+        ({"engine__max_num_seqs": 10**9}, "engine.max_num_seqs: must be from 1 to 65536, not 1000000000"),
         ({"eval__data": "???"}, "eval.data: has no default; say eval.data=VALUE"),
         ({"strict": "yes"}, "strict: must be true or false, not 'yes'"),
         ({"spec": "mtp8"}, "spec: a config group, not a value; say spec.KEY=VALUE"),

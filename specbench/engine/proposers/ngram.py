@@ -76,7 +76,8 @@ def _match_lengths(token_ids: Tensor, num_tokens: Tensor, ngram_max: int) -> Ten
     columns = torch.arange(token_ids.shape[1], device=token_ids.device)
     length = torch.zeros_like(token_ids)
     is_alike = torch.ones_like(token_ids, dtype=torch.bool)
-    for back in range(ngram_max):
+    # No more tokens than there are can end alike.
+    for back in range(min(ngram_max, token_ids.shape[1])):
         newest = token_ids.gather(1, (num_tokens[:, None] - 1 - back).clamp_min(0))
         earlier = token_ids.roll(back, dims=1)
         is_alike &= (earlier == newest) & (columns >= back)

@@ -41,6 +41,11 @@ def test_the_search_is_the_one_written_out(seed: int):
     assert num_found > 100
 
 
+def test_no_longer_match_is_looked_for_than_there_are_tokens():
+    pool = torch.tensor([[5, 6, 7, 5, 6, -1, -1]])
+    assert look_up(pool, torch.tensor([5]), 1, 10**9, 2).tolist() == [[7, 5]]
+
+
 def repetitive_prompts(count: int) -> list[list[int]]:
     rng = random.Random(0)
     phrases = [[rng.randrange(250) for _ in range(6)] for _ in range(3)]
