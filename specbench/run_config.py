@@ -54,6 +54,19 @@ class Between:
 
 
 @dataclass(frozen=True, slots=True)
+class Counted:
+    """How many there are: at least `low`, and at most `high`, beyond which laying them out would never end."""
+
+    low: int
+    high: int = 10**9
+
+    def complaint(self, value: Any) -> str | None:
+        if value < self.low:
+            return f"must be at least {self.low}, not {value}"
+        return None if value <= self.high else f"must be at most {self.high:,}, not {value}"
+
+
+@dataclass(frozen=True, slots=True)
 class Within:
     """The number lies above `low` and at most at `high`."""
 
@@ -95,8 +108,8 @@ LOAD_KEYS = {
     "trace": ("trace", "time_scale"),
 }
 LOADS = tuple(LOAD_KEYS)
-Count = Annotated[int, AtLeast(0)]
-Positive = Annotated[int, AtLeast(1)]
+Count = Annotated[int, Counted(0)]
+Positive = Annotated[int, Counted(1)]
 #: Drafts of a step: what reports count grows with their cube.
 MAX_DRAFTS = 256
 #: Rows of request state, which are laid out before their memory is counted.
@@ -127,7 +140,7 @@ class SpecConfig:
     name: str
     method: Annotated[str, OneOf(("none", *METHODS))]
     #: None takes the number of modules in the checkpoint (mtp).
-    num_speculative_tokens: Annotated[int, Between(1, MAX_DRAFTS)] | None
+    num_speculative_tokens: Annotated[int, Counted(1, MAX_DRAFTS)] | None
     #: mtp: "multi" runs N modules once each, "single" runs one N times; "auto" goes by how many the checkpoint has.
     modules: Annotated[str, OneOf(("auto", "single", "multi"))]
     #: draft_model: its folder, or a repository on the hub. None: the packaged model drafts for itself.
@@ -176,7 +189,7 @@ class EngineGroup:
     name: Annotated[str, OneOf(("embedded",))]
     #: "auto", "cpu", "cuda" or "cuda:N".
     device: str
-    max_num_seqs: Annotated[int, Between(1, MAX_NUM_SEQS)]
+    max_num_seqs: Annotated[int, Counted(1, MAX_NUM_SEQS)]
     #: Token budget of one step.
     max_num_batched_tokens: Positive
     attention_backend: Annotated[str, OneOf(("auto", "flashinfer", "torch", "triton"))]
@@ -219,7 +232,7 @@ class EvalConfig:
     #: None takes the protocol's own.
     stop: tuple[str, ...] | None
     #: losslessness, at a temperature: times that each side draws the first tokens of a prompt.
-    num_law_draws: Positive | None = None
+    num_law_draws: Annotated[int, Counted(1, 10**6)] | None = None
     #: mmau: folder of the clips; None: that of the questions.
     audio: str | None = None
     #: mmau: what is asked, by name or as a text.
@@ -269,7 +282,7 @@ class SamplingConfig:
     #: In addition to the checkpoint's own end-of-sequence ids.
     stop_token_ids: tuple[int, ...]
     bad_words: tuple[str, ...]
-    seed: Count
+    seed: Annotated[int, AtLeast(0)]
     ignore_eos: bool
 
 
@@ -279,10 +292,10 @@ class LoadConfig:
     #: Requests out at once: of a closed load always, of the others at most; None: no limit.
     concurrency: Positive | None
     #: Warm-up requests; None: as many as are out at once, SIDE_CONCURRENCY where there is no limit.
-    warmup: Count | None
+    warmup: Annotated[int, Counted(0, 10**5)] | None
     #: Empty the prefix cache after warm-up and between repeats, so that no run warms another.
     reset_cache: bool
-    repeats: Positive
+    repeats: Annotated[int, Counted(1, 10**4)]
     #: poisson, gamma, burst: requests a second; ramp: at its end.
     rate: Annotated[float, Above(0)] | None = None
     #: gamma: shape of the law of gaps; 1 is Poisson, below 1 comes in clusters, above is more even.

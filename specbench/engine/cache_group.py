@@ -1,4 +1,8 @@
-"""What a model or a proposer registers about its caches. Scheduling and memory see these specs only, never a model."""
+"""What a model or a proposer registers about its caches. Scheduling and memory see these specs only, never a model.
+
+Belongs here: the three lookaheads and what a group costs. Does not belong here: blocks (scheduling/kv_cache.py),
+tensors (layers/cache.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What the embedded engine needs to know, resolved: no `auto`, no `None` that somebody fills in later."""
+"""What the embedded engine needs to know, resolved: no `auto`, no `None` that somebody fills in later.
+
+Belongs here: one field a setting. Does not belong here: defaults, ranges and rules for users (run_config.py), what a
+checkpoint says (models/).
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 It shares the model and the cache pools with the engine, and nothing else: no scheduler, no request rows, no
 verification, no proposer. So it is plain decoding, and a second opinion on all of those.
+
+Belongs here: feeding back and comparing. Does not belong here: what a verdict does to a report (reports/), the test of
+laws at a temperature (evals/losslessness.py).
 """
 
 from __future__ import annotations

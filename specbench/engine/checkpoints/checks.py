@@ -1,4 +1,7 @@
-"""Checks names and shapes of a checkpoint against what a model family expects, before any weight is read. No torch."""
+"""Checks names and shapes of a checkpoint against what a model family expects, before any weight is read. No torch.
+
+Belongs here: the refusals. Does not belong here: which tensors a family expects (models/*_config.py).
+"""
 
 from __future__ import annotations
 

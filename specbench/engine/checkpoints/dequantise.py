@@ -1,4 +1,8 @@
-"""Codes and scales to weights: computed in fp32, rounded once, a slice at a time."""
+"""Codes and scales to weights: computed in fp32, rounded once, a slice at a time.
+
+Belongs here: arithmetic of the formats. Does not belong here: which tensors are codes (quantised.py), which part a rank
+reads (quantised_slices.py), products that take codes as they are (kernels/).
+"""
 
 from __future__ import annotations
 

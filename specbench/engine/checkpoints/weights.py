@@ -1,5 +1,8 @@
 """Reads weights from safetensors, one tensor at a time, in the model's dtype on its device, or draws them at random.
 Quantised ones are dequantised on the device. Nothing unpickles.
+
+Belongs here: a tensor by its name, whole or a rank's part of it. Does not belong here: files and headers
+(checkpoint.py, file_reader.py), what a code means (dequantise.py), where a tensor goes (models/).
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 score(row, key) = query . key * scale + bias(row, key), softmax over the keys that the row sees. The bias is a mask, or
 a relative one: relative(row) . bias_table[distance].
+
+Belongs here: the arithmetic, over any layout. Does not belong here: what a step's rows see (layers/metadata.py), the
+kernel (paged_attention.py).
 """
 
 from __future__ import annotations

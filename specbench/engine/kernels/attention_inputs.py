@@ -1,5 +1,9 @@
 """From a projection's output to attention's inputs on a GPU, in one launch: short convolution of keys and values, norm
-of each query and key head, rotation, and keys and values stored in the cache."""
+of each query and key head, rotation, and keys and values stored in the cache.
+
+Belongs here: what lies between the two products of an attention layer, but for attention. Does not belong here:
+attention (paged_attention.py), norms and convolutions of whole rows (norm.py, short_conv.py).
+"""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 

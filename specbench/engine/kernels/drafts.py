@@ -1,4 +1,8 @@
-"""Drafts on a GPU: the argmax of logits, into the token pool at once or by the kernel that reads it; their number."""
+"""Drafts on a GPU: the argmax of logits, into the token pool at once or by the kernel that reads it; their number.
+
+Belongs here: what is written to the pool behind a drafting pass. Does not belong here: the logits' argmax
+(head_best.py, sampling.py), inputs of the next pass (draft_inputs.py), drafts that are drawn (tempered_sampling.py).
+"""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 

@@ -1,4 +1,7 @@
-"""x weight^T of few rows with a weight of NVFP4 codes, each converted where it is used: a quarter of bf16's bytes."""
+"""x weight^T of few rows with a weight of NVFP4 codes, each converted where it is used: a quarter of bf16's bytes.
+
+Belongs here: dense weights. Does not belong here: experts (expert_codes.py), FP8 (fp8_linear.py).
+"""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 

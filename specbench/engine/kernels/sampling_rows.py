@@ -1,4 +1,7 @@
-"""The sampling parameters of a step's logits rows, gathered from the persistent rows in one launch."""
+"""The sampling parameters of a step's logits rows, gathered from the persistent rows in one launch.
+
+Belongs here: the gathering. Does not belong here: what parameters do (filters.py, tempered_sampling.py).
+"""
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 

@@ -1,4 +1,7 @@
-"""The rows of a step, and their tokens, as kernels take them. No Triton."""
+"""The rows of a step, and their tokens, as kernels take them. No Triton.
+
+Belongs here: layouts that several kernels share. Does not belong here: how they are made (layers/metadata.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Grouped-query attention over a paged cache: rotary, or with short convolutions and a relative bias."""
+"""Grouped-query attention over a paged cache: rotary, or with short convolutions and a relative bias.
+
+Belongs here: a layer's parts in their order, on a CPU and on a GPU. Does not belong here: scores and softmax
+(attention_backends/), where rows and keys lie (metadata.py), which tensors are a layer's (models/).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The token table and the head over it."""
+"""The token table and the head over it.
+
+Belongs here: ids to rows and hiddens to logits, where ranks share the vocabulary, too. Does not belong here: choosing a
+token (sampling/), how ranks exchange (parallel.py).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Rotary position embedding: pairs (i, i + d/2) of each query and key head turned by an angle that grows by position.
 
 Angles are computed once a step, in fp32, and serve every layer.
+
+Does not belong here: frequencies as config.json says them (rotary_config.py), which heads turn (attention.py).
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Every row stores its input at its own slot and reads the taps that end there, so dropping rejected rows needs no work:
 their slots are written again.
+
+Does not belong here: kernels (kernels/short_conv.py), which slots taps are (metadata.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What everyone may ask of a model's config, whatever its family. No torch."""
+"""What everyone may ask of a model's config, whatever its family. No torch.
+
+Does not belong here: what one family's layers alone read (its own config).
+"""
 
 from __future__ import annotations
 

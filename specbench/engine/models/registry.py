@@ -1,4 +1,8 @@
-"""Which architecture is which family. Configs and checks come without torch; torch is loaded when a model is built."""
+"""Which architecture is which family. Configs and checks come without torch; torch is loaded when a model is built.
+
+Belongs here: one line a family, and what everyone asks of a checkpoint through it. Does not belong here: anything that
+holds for one family alone.
+"""
 
 from __future__ import annotations
 

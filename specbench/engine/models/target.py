@@ -1,4 +1,8 @@
-"""What execution and proposers ask of a model: contracts, no model."""
+"""What execution and proposers ask of a model: contracts, no model.
+
+Belongs here: methods that shared code calls, with their shapes. Does not belong here: anything that one family alone
+has, or that a proposer does.
+"""
 
 from __future__ import annotations
 

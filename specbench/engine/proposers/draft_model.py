@@ -8,6 +8,8 @@ gives draft i.
 How many tokens its caches hold follows from the step alone, so nothing is remembered that could go stale: behind T
 committed tokens the passes of the step before left entries for T + k - 1, of which the accepted drafts' are good. After
 A < k of k drafts were accepted the newest token alone is missing; after all k the last draft, which was never fed, too.
+
+Belongs here: its passes, and which drafts fit which target. Does not belong here: its layers (models/), sampling.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ A module's cache entry at p therefore depends on tokens up to p+m+1. Entries mad
 are stale and run again at the start of the next pass, from a window of the target's newest hiddens kept per request.
 Token ids need no window: committed tokens and, behind them, this pass's drafts are one row of the token pool, so
 "known tokens replace drafts at a chunk's edge" is what reading the pool at p+m+1 does.
+
+Belongs here: the order of passes, their windows. Does not belong here: the modules' layers (models/), what single and
+multi share (mtp_modules.py).
 """
 
 from __future__ import annotations

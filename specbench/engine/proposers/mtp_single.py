@@ -5,6 +5,9 @@ draft 0, a guess for x_(P+2). Then k - 1 passes of one row a request: row P+i ta
 hidden at P+i-1, and gives draft i. These rows lie past the newest computed token, in slots that the first pass of a
 later step writes again once the target has been there: an accepted draft's entry is always recomputed from the target's
 hidden before anything committed is built on it, so no entry is ever stale and nothing is remembered between steps.
+
+Belongs here: the order of passes. Does not belong here: the module's layers (models/), what single and multi share
+(mtp_modules.py).
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def _check_ranges(sampling: SamplingParams, vocab_size: int) -> None:
         ("presence_penalty", presence, -1e6 <= presence <= 1e6, "from -1e+06 to 1e+06"),
         ("frequency_penalty", frequency, -1e6 <= frequency <= 1e6, "from -1e+06 to 1e+06"),
         ("logit_bias", biases, all(-1e9 <= bias <= 1e9 for bias in biases), "from -1e+09 to 1e+09"),
-        ("top_k", sampling.top_k, sampling.top_k >= 0, "0 or more"),
+        ("top_k", sampling.top_k, 0 <= sampling.top_k < 2**31, "from 0 to 2147483647"),
         ("top_p", sampling.top_p, 0 < sampling.top_p <= 1, "above 0 and at most 1"),
         ("min_p", sampling.min_p, 0 <= sampling.min_p <= 1, "from 0 to 1"),
         (

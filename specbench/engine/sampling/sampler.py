@@ -2,6 +2,9 @@
 
 On a GPU the passes behind the penalties are kernels that read the logits as they are: `draw` needs none of what
 `process` writes.
+
+Belongs here: the order of the passes. Does not belong here: a pass (filters.py, penalties.py, token_rules.py), drafts
+(verification.py), requests' parameters by row (sampling_state.py).
 """
 
 from __future__ import annotations

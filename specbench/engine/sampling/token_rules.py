@@ -1,6 +1,8 @@
 """What may come at all: logit bias, allowed ids, no stop before min_tokens, bad words.
 
 Rules are sets of ids of any size, so they are applied request by request, for the few that have any.
+
+Does not belong here: penalties (penalties.py), filters (filters.py), checks of what users ask for (parameters.py).
 """
 
 from __future__ import annotations

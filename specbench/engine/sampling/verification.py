@@ -9,6 +9,9 @@ Verification Accelerates Speculative Decoding", arXiv 2403.10444). What was reje
 the draft's law lacks of the target's.
 
 Synthetic acceptance flips coins of given rates: its timing is real, its text means nothing.
+
+Belongs here: acceptance, in plain torch. Does not belong here: kernels (kernels/acceptance.py, drawn_verification.py),
+logits (sampler.py), how drafts are drawn (drafting.py).
 """
 
 from __future__ import annotations

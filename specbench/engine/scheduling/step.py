@@ -2,6 +2,8 @@
 
 SchedulerOutput goes down: which rows run, how many tokens each, which blocks were added. It carries no positions,
 lengths or slots: those are computed on the device from RequestState. StepOutput comes up.
+
+Does not belong here: how ranks are told (execution/step_message.py), records (records.py).
 """
 
 from __future__ import annotations
