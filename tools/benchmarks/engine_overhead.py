@@ -77,9 +77,10 @@ class ForwardClock:
     def __init__(self, engine: LLMEngine):
         self.seconds = 0.0
         self._depth = 0
-        owners = [(engine.model, ("embed", "forward", "compute_logits"))]
+        heads = ("compute_logits", "compute_bests")
+        owners = [(engine.model, ("embed", "forward", *heads))]
         if engine.runner.proposer is not None:
-            owners.append((engine.runner.proposer.modules, ("forward_module", "compute_logits")))
+            owners.append((engine.runner.proposer.modules.modules, ("forward_module", *heads)))
         for owner, names in owners:
             for name in names:
                 setattr(owner, name, self._timed(getattr(owner, name)))
