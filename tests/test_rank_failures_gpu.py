@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from specbench.run_directory import RunDirectory
+from tests.engine.harness import make_engine, outputs, token_request
 from tests.engine.tiny_inkling import build_tiny_inkling
 from tests.test_rank_failures import PROMPTS, Run, check_failed, ended, num_finished, run_directory, wait_for
 
@@ -49,6 +51,7 @@ def arguments(folder: Path, output: str, *more: str) -> list[str]:
         f"eval.max_output_tokens={NUM_TOKENS}",
         "sampling.ignore_eos=true",
         "load.concurrency=2",
+        "engine.max_num_seqs=2",
         "parallel=tp2",
         f"parallel.ranks_per_gpu={1 if torch.cuda.device_count() > 1 else 2}",
         f"output_root={folder / output}",
@@ -70,7 +73,13 @@ def test_ranks_that_torchrun_started(folder: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - start_s < 120
-    assert run_directory(folder, "torchrun") is not None
+    directory = run_directory(folder, "torchrun")
+    assert directory is not None
+    log = RunDirectory.open(directory).read_event_log()
+    alone = make_engine(folder / "model", device="cuda", attention_backend="triton")
+    texts = outputs(alone, [token_request(str(i), ids, NUM_TOKENS) for i, ids in enumerate(PROMPTS)])
+    said = {tuple(sample.prompt_token_ids or ()): list(sample.output_token_ids) for sample in log.samples}
+    assert said == {tuple(ids): texts[str(i)] for i, ids in enumerate(PROMPTS)}
 
 
 @pytest.mark.parametrize("sums", ["one_shot", "nccl"])
@@ -88,4 +97,4 @@ def test_the_other_rank_waits_no_longer(
     wait_for(lambda: [True] * (num_finished(folder, output) >= 3), run.process)
     os.kill(pid, sent)
     directory = check_failed(folder, output, run, [pid], reason)
-    assert (directory / "journal.jsonl").read_text().count('"kind":"request"') < len(PROMPTS) * NUM_REPEATS
+    assert 3 <= len(RunDirectory.open(directory).read_journal().requests) < len(PROMPTS) * NUM_REPEATS
