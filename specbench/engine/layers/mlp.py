@@ -36,6 +36,10 @@ class GatedMLP:
         return self._down.partial_sums(self._activated(x), most) if x.is_cuda else self(x)
 
     def _activated(self, x: Tensor) -> Tensor:
+        from specbench.engine.kernels import gated_product
         from specbench.engine.kernels.activation import silu_and_multiply
 
+        matrix = self._gate_up.matrix
+        if matrix is not None and gated_product.takes(len(x), matrix):
+            return gated_product.gated_product(x.contiguous(), matrix)
         return silu_and_multiply(self._gate_up.partial_sums(x), x.dtype)

@@ -1,0 +1,107 @@
+"""silu(x gate^T) * (x up^T) of few rows on a GPU, in one launch.
+
+Such a product takes as long as its matrix takes to arrive. A program has as many gates as ups, over all inputs, so that
+what becomes of them stays in registers; outputs are the rows of the matrix instruction, which takes many of those. It
+asks for its first weights while whatever runs before still runs, and lets the next kernel start when it has read its
+last: its programs take most of what a multiprocessor has, and another's weights would only compete with its own.
+
+Belongs here: the wide half of a gated MLP in plain numbers. Does not belong here: products whose parts others add up
+(few_rows.py), the activation of a product that is there (activation.py).
+"""
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specbench.engine.kernels.overlap import ask_for, launch_options, may_overlap
+
+#: Rows for which it was faster than cuBLAS and the activation: each program reads all of them.
+MAX_ROWS = 64
+_BLOCK_WIDTH = 64
+#: Programs: at least one for about every multiprocessor of an H200, and no more than run at once, two on each.
+_MIN_PROGRAMS, _MAX_PROGRAMS = 128, 264
+
+
+def takes(num_rows: int, gate_up: Tensor) -> bool:
+    """Whether it is for so many rows and gate_up [2 * width, hidden]."""
+    width, num_inputs = gate_up.shape[0] // 2, gate_up.shape[1]
+    is_narrow = gate_up.dtype in (torch.bfloat16, torch.float16)
+    is_whole = width % _BLOCK_WIDTH == 0 and num_inputs % 128 == 0
+    is_full_grid = _MIN_PROGRAMS <= width // _BLOCK_WIDTH <= _MAX_PROGRAMS
+    return num_rows <= MAX_ROWS and is_narrow and is_whole and is_full_grid and may_overlap(gate_up.device)
+
+
+def gated_product(x: Tensor, gate_up: Tensor) -> Tensor:
+    """x [T, hidden], T at most MAX_ROWS, gate_up [2 * width, hidden], gates first -> [T, width]: sums in fp32, rounded
+    to the type of x before gates and ups are multiplied."""
+    num_rows, num_inputs = x.shape
+    width = len(gate_up) // 2
+    output = x.new_empty(num_rows, width)
+    block_rows = max(16, triton.next_power_of_2(num_rows))
+    is_deep = block_rows == 16
+    assert num_rows <= MAX_ROWS and x.is_contiguous() and gate_up.is_contiguous()
+    assert width % _BLOCK_WIDTH == 0 and num_inputs % 128 == 0
+    _gated_tile[(width // _BLOCK_WIDTH,)](
+        x,
+        gate_up,
+        output,
+        num_rows,
+        INPUTS=num_inputs,
+        WIDTH=width,
+        BLOCK_WIDTH=_BLOCK_WIDTH,
+        # What two programs have room for.
+        BLOCK_INPUTS=128 if is_deep else 64,
+        BLOCK_ROWS=block_rows,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        **launch_options(x.device),
+        num_warps=4,
+        num_stages=3 if is_deep else 4,
+    )
+    return output
+
+
+@triton.jit(do_not_specialize=("num_rows",))
+def _gated_tile(
+    x,
+    gate_up,
+    output,
+    num_rows,
+    INPUTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
+):
+    """All rows, some gates and their ups."""
+    column = tl.program_id(0) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
+    row = tl.arange(0, BLOCK_ROWS)
+    inputs = tl.arange(0, BLOCK_INPUTS)
+    of_gate = gate_up + column[:, None].to(tl.int64) * INPUTS
+    of_up = of_gate + WIDTH * INPUTS
+    if MAY_OVERLAP:
+        LINE: tl.constexpr = 1024 // gate_up.dtype.element_ty.primitive_bitwidth
+        line = (tl.arange(0, BLOCK_INPUTS // LINE) * LINE)[None, :]
+        ask_for(of_gate + line)
+        ask_for(of_up + line)
+        tl.extra.cuda.gdc_wait()
+    of_x = x + row[:, None] * INPUTS + inputs[None, :]
+    is_row = (row < num_rows)[:, None]
+    gate = tl.zeros((BLOCK_WIDTH, BLOCK_ROWS), tl.float32)
+    up = tl.zeros((BLOCK_WIDTH, BLOCK_ROWS), tl.float32)
+    for start in tl.range(0, INPUTS, BLOCK_INPUTS):
+        v = tl.trans(tl.load(of_x + start, mask=is_row, other=0.0))
+        gate = tl.dot(tl.load(of_gate + inputs[None, :] + start), v, gate, input_precision=PRECISION)
+        up = tl.dot(tl.load(of_up + inputs[None, :] + start), v, up, input_precision=PRECISION)
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+    gate = gate.to(output.dtype.element_ty).to(tl.float32)
+    up = up.to(output.dtype.element_ty).to(tl.float32)
+    values = (gate / (1.0 + tl.exp(-gate)) * up).to(output.dtype.element_ty)
+    tl.store(output + row[None, :] * WIDTH + column[:, None], values, mask=(row < num_rows)[None, :])
