@@ -1,9 +1,12 @@
 """Paged attention on a GPU: any number of rows a request, keys read once for all of them.
 
-Belongs here: the kernel, its torch reference, and how work is cut into programs. Does not belong here: what a layer or
-a backend is. One program takes all query heads that share a key head, times as many rows as fit its tile, so that
-verifying nine rows reads as much as decoding one. The grid depends on what the host knows (requests, most rows of one,
-rows in total); loops run over lengths that only the device knows.
+One program takes all query heads that share a key head, times as many rows as fit its tile, so that verifying nine rows
+reads as much as decoding one. The grid depends on what the host knows (requests, most rows of one, rows in total);
+loops run over lengths that only the device knows. Where keys are split, the last program of a tile to end adds up what
+all have stored, or, where that is much, a launch of its own does; either way in the order of the splits.
+
+Belongs here: the kernel, and its torch reference. Does not belong here: how work is cut up (attention_plan.py), what
+distances add to scores (attention_bias.py), layers and backends.
 
 score(row, key) = (query . key * scale + relative(row) . profiles[distance]) * log_scale(row), softmax over the keys up
 to the row's own position and within the window; the relative term exists within the profiles' extent.
@@ -22,21 +25,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.engine.kernels.attention_bias import RelativeTerm, bias_by_key, dot_width, first_biased
+from specbench.engine.kernels.attention_plan import MAX_COMBINED_PAIRS, TilePlan, plan_tiles
 from specbench.engine.kernels.overlap import launch_options
 
 _LOG2_E = math.log2(math.e)
-#: Rows times heads of one program, at most, and keys of one turn: both halved where a head takes more bytes than
-#: 128 numbers of two bytes, since tiles of queries, keys and values share a multiprocessor's memory.
-_MAX_TILE_ROWS = 128
-_TILE_KEYS = 64
-_MAX_HEAD_BYTES = 256
-#: Programs that keep every multiprocessor busy: with fewer, the keys of a request are split.
-_FULL_GRID = 256
-#: The same of programs that take a fourth of a multiprocessor each; pairs of tile and key head from which on they do.
-_FULL_GRID_OF_SMALL, _MIN_SMALL_PAIRS = 512, 128
-#: More programs than this run at once only where each takes a fourth.
-_MANY_PROGRAMS = 384
-_MAX_SPLITS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,88 +47,8 @@ class PagedBatch:
     block_size: int
     #: The most rows of one request.
     max_rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class RelativeTerm:
-    """What distances add to scores."""
-
-    # [T, heads, d_rel]
-    rows: Tensor
-    # [extent, d_rel], by distance
-    profiles: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class TilePlan:
-    """How one launch is cut up. `num_tiles` covers the rows: one tile a request, or as many as any mix of row counts
-    can need."""
-
-    tile_rows: int
-    num_tiles: int
-    is_tile_a_request: bool
-    num_splits: int
-    tile_keys: int
-    num_warps: int
-    num_stages: int
-
-
-def plan_tiles(
-    num_reqs: int,
-    num_rows: int,
-    max_rows: int,
-    group: int,
-    num_kv_heads: int,
-    head_bytes: int,
-    num_splits: int | None = None,
-    *,
-    is_relative: bool = False,
-) -> TilePlan:
-    """From what the host knows: requests, rows in total and of the longest, heads a key head, key heads, bytes of one
-    head's query, and whether distances add to scores."""
-    is_wide = head_bytes > _MAX_HEAD_BYTES
-    max_tile_rows = max(_MAX_TILE_ROWS // 2 if is_wide else _MAX_TILE_ROWS, triton.next_power_of_2(group))
-    tile_rows = min(max(16, triton.next_power_of_2(max_rows * group)), max_tile_rows)
-    rows_a_tile = tile_rows // group
-    is_tile_a_request = max_rows <= rows_a_tile
-    num_tiles = num_reqs if is_tile_a_request else num_rows // rows_a_tile + num_reqs
-    pipeline = _pipeline(tile_rows, num_tiles * num_kv_heads, is_wide=is_wide, is_relative=is_relative)
-    if num_splits is None:
-        wanted = pipeline.full_grid // max(num_tiles * num_kv_heads, 1)
-        num_splits = min(1 << max(wanted.bit_length() - 1, 0), _MAX_SPLITS)
-    return TilePlan(
-        tile_rows=tile_rows,
-        num_tiles=num_tiles,
-        is_tile_a_request=is_tile_a_request,
-        num_splits=num_splits,
-        tile_keys=pipeline.tile_keys,
-        num_warps=pipeline.num_warps,
-        num_stages=pipeline.num_stages,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Pipeline:
-    """How a program reads keys, and how many such programs run at once."""
-
-    tile_keys: int
-    num_warps: int
-    num_stages: int
-    full_grid: int
-
-
-def _pipeline(tile_rows: int, num_pairs: int, *, is_wide: bool, is_relative: bool) -> _Pipeline:
-    """What was fastest on an H200 at 1 to 64 requests of about 1,200 tokens, 8 key heads (4 with relative biases, which
-    are read beside the keys); num_pairs: of tile and key head."""
-    if is_wide:
-        return _Pipeline(_TILE_KEYS // 2, 8 if tile_rows >= 128 else 4, 2, _FULL_GRID)
-    if tile_rows <= 16 and num_pairs >= _MIN_SMALL_PAIRS:
-        return _Pipeline(_TILE_KEYS, 4, 2, _FULL_GRID_OF_SMALL)
-    if tile_rows == 32 and num_pairs > _MANY_PROGRAMS:
-        return _Pipeline(_TILE_KEYS // 2, 2, 3, _FULL_GRID)
-    if tile_rows == 64 and is_relative:
-        return _Pipeline(_TILE_KEYS // 2, 4, 4, _FULL_GRID)
-    return _Pipeline(_TILE_KEYS, 8 if tile_rows >= 128 else 4, 3, _FULL_GRID)
+    #: As `new_arrivals` makes them, where the last program of a tile may add up its splits.
+    arrivals: Tensor | None = None
 
 
 def paged_attention(
@@ -165,10 +78,11 @@ def paged_attention(
     output = query.new_empty(num_rows, num_heads, head_dim)
     is_split = plan.num_splits > 1
     partial, lse = output, output
+    is_combined = plan.is_combined and batch.arrivals is not None
     if is_split:
         partial = query.new_empty((num_rows, num_heads, plan.num_splits, head_dim), dtype=torch.float32)
         lse = query.new_empty((num_rows, num_heads, plan.num_splits), dtype=torch.float32)
-    by_key = query if relative is None else _bias_by_key(relative, batch, plan.tile_keys)
+    by_key = query if relative is None else bias_by_key(relative, batch, plan.tile_keys)
     assert query.stride(1) == head_dim and query.stride(2) == 1 and kv_cache.is_contiguous()
     assert batch.block_table.stride(1) == 1 and batch.query_start_loc.is_contiguous()
     assert batch.first_position.is_contiguous() and (batch.num_live is None or batch.num_live.is_contiguous())
@@ -184,6 +98,7 @@ def paged_attention(
         output,
         partial,
         lse,
+        batch.arrivals if is_combined else lse,
         num_reqs,
         plan.num_splits,
         scale * _LOG2_E,
@@ -192,7 +107,7 @@ def paged_attention(
         KV_HEADS=num_kv_heads,
         GROUP=group,
         HEAD_DIM=head_dim,
-        BLOCK_D=_dot_width(head_dim),
+        BLOCK_D=dot_width(head_dim),
         EXTENT=0 if relative is None else relative.profiles.shape[0],
         WIDTH=0 if relative is None else by_key.shape[2],
         WINDOW=window or 0,
@@ -203,6 +118,7 @@ def paged_attention(
         # A loop without masks pays where arithmetic is what takes time, and where most keys are out of bias' reach.
         HAS_PLAIN_LOOP=window is None and (not plan.is_tile_a_request or relative is not None),
         IS_SPLIT=is_split,
+        COMBINED_SPLITS=plan.num_splits if is_combined else 0,
         BLOCK_M=plan.tile_rows,
         BLOCK_N=plan.tile_keys,
         PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
@@ -210,14 +126,13 @@ def paged_attention(
         num_warps=plan.num_warps,
         num_stages=plan.num_stages,
     )
-    if is_split:
-        _combine_splits[(num_rows, num_heads)](
+    if is_split and not is_combined:
+        _combine_splits[(num_rows * num_heads,)](
             partial,
             lse,
             output,
-            HEADS=num_heads,
             HEAD_DIM=head_dim,
-            BLOCK_D=_dot_width(head_dim),
+            BLOCK_D=dot_width(head_dim),
             NUM_SPLITS=plan.num_splits,
             **launch_options(query.device),
             num_warps=4 if plan.num_splits > 8 else 1,
@@ -225,43 +140,10 @@ def paged_attention(
     return output
 
 
-def _bias_by_key(relative: RelativeTerm, batch: PagedBatch, tile_keys: int) -> Tensor:
-    """[T, heads, width]: made first, and by key, so that a tile of scores reads its biases as they lie. Column 0 of a
-    row belongs to the first key of the tile in which its profiles begin (`_first_biased`)."""
-    num_rows, num_heads, d_rel = relative.rows.shape
-    extent = len(relative.profiles)
-    width = triton.cdiv(extent + tile_keys - 1, tile_keys) * tile_keys
-    by_key = relative.rows.new_empty(num_rows, num_heads, width)
-    assert relative.rows.stride(1) == d_rel and relative.rows.stride(2) == 1 and relative.profiles.is_contiguous()
-    num_reqs = len(batch.first_position)
-    _bias_tile[(num_rows, triton.cdiv(width, 128))](
-        relative.rows,
-        relative.profiles,
-        by_key,
-        batch.query_start_loc,
-        batch.first_position,
-        num_reqs,
-        batch.max_rows,
-        relative.rows.stride(0),
-        HEADS=num_heads,
-        BLOCK_HEADS=_dot_width(num_heads),
-        D_REL=d_rel,
-        BLOCK_REL=_dot_width(d_rel),
-        EXTENT=extent,
-        WIDTH=width,
-        TILE_KEYS=tile_keys,
-        BLOCK_N=128,
-        IS_UNIFORM=num_rows == num_reqs * batch.max_rows,
-        PRECISION="ieee" if by_key.dtype == torch.float32 else "tf32",
-        **launch_options(by_key.device),
-        num_warps=4,
-    )
-    return by_key
-
-
-def _dot_width(width: int) -> int:
-    """The least width that a matrix instruction takes."""
-    return max(16, triton.next_power_of_2(width))
+def new_arrivals(device: torch.device) -> Tensor:
+    """Of each tile and key head, the programs that have stored their split, [MAX_COMBINED_PAIRS] int32: none, and none
+    again when a launch has ended. One launch at a time may use them."""
+    return torch.zeros(MAX_COMBINED_PAIRS, dtype=torch.int32, device=device)
 
 
 # Index tensors are parts of others and begin wherever: one compiled kernel takes them all.
@@ -281,6 +163,7 @@ def _attend_tile(
     output,
     partial,
     lse,
+    arrivals,
     num_reqs,
     num_splits,
     scale,
@@ -299,6 +182,7 @@ def _attend_tile(
     IS_TILE_A_REQUEST: tl.constexpr,
     HAS_PLAIN_LOOP: tl.constexpr,
     IS_SPLIT: tl.constexpr,
+    COMBINED_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -308,26 +192,14 @@ def _attend_tile(
     HEADS: tl.constexpr = KV_HEADS * GROUP
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
-    request, tile = _place(query_start_loc, num_reqs, ROWS, IS_TILE_A_REQUEST)
-    row_start = tl.load(query_start_loc + request)
-    num_rows = tl.load(query_start_loc + request + 1) - row_start - tile * ROWS
-    live = num_rows
+    request, first_row = _place(query_start_loc, num_reqs, ROWS, IS_TILE_A_REQUEST)
+    first_token = tl.load(query_start_loc + request) + first_row
+    num_rows = tl.load(query_start_loc + request + 1) - first_token
+    live = tl.minimum(num_rows, ROWS)
     if HAS_LIVE:
-        live = tl.minimum(num_rows, tl.load(num_live + request).to(tl.int32) - tile * ROWS)
-    live = tl.minimum(live, ROWS)
-    first = tl.load(first_position + request).to(tl.int32) + tile * ROWS
-
-    # Keys of this split: whole tiles, as even as they come.
-    end = first + live
-    start = 0
-    if WINDOW > 0:
-        start = tl.maximum(first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-    if IS_SPLIT:
-        split_keys = tl.cdiv(tl.cdiv(end - start, BLOCK_N), num_splits) * BLOCK_N
-        start += split * split_keys
-        end = tl.minimum(start + split_keys, end)
-    if live <= 0:
-        end = start
+        live = tl.minimum(live, tl.load(num_live + request).to(tl.int32) - first_row)
+    first = tl.load(first_position + request).to(tl.int32) + first_row
+    start, end = _keys_of_split(first, live, split, num_splits, WINDOW, IS_SPLIT, BLOCK_N)
     table = block_table + request.to(tl.int64) * table_stride + 1
     first_keys = start + tl.arange(0, BLOCK_N)
     block = tl.load(table + first_keys // PAGE, mask=first_keys < end, other=0)
@@ -342,17 +214,15 @@ def _attend_tile(
     m = tl.arange(0, BLOCK_M)
     row = m // GROUP
     head = kv_head * GROUP + m % GROUP
-    is_row = row < tl.minimum(num_rows, ROWS)
     is_live = row < live
-    token = (row_start + tile * ROWS + row).to(tl.int64)
+    token = (first_token + row).to(tl.int64)
     d = tl.arange(0, BLOCK_D)
-    is_in_head = is_live[:, None] & (d < HEAD_DIM)[None, :]
-    q = tl.load(
-        query + token[:, None] * query_stride + head[:, None] * HEAD_DIM + d[None, :], mask=is_in_head, other=0.0
-    )
+    is_head = (d < HEAD_DIM)[None, :]
+    of_query = token[:, None] * query_stride + head[:, None] * HEAD_DIM + d[None, :]
+    q = tl.load(query + of_query, mask=is_live[:, None] & is_head, other=0.0)
     # Where a row's bias of key 0 would lie.
-    first_biased = _first_biased(first + row, EXTENT, BLOCK_N)
-    biases = by_key + ((token * HEADS + head) * WIDTH - first_biased)
+    biased_from = first_biased(first + row, EXTENT, BLOCK_N)
+    biases = by_key + ((token * HEADS + head) * WIDTH - biased_from)
     row_factor = tl.full([BLOCK_M], 1.0, tl.float32)
     if HAS_LOG_SCALE:
         row_factor = tl.load(log_scale + token, mask=is_live, other=1.0)
@@ -362,17 +232,15 @@ def _attend_tile(
     sums = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     masked_start = start
     if HAS_PLAIN_LOOP:
-        plain_end = tl.minimum(first + 1, end)
-        if EXTENT > 0:
-            plain_end = tl.minimum(first - EXTENT + 1, end)
-        masked_start = tl.maximum(plain_end // BLOCK_N * BLOCK_N, start)
+        plain_end = first - EXTENT + 1 if EXTENT > 0 else first + 1
+        masked_start = tl.maximum(tl.minimum(plain_end, end) // BLOCK_N * BLOCK_N, start)
         maximum, total, sums, block = _attend_keys(
-            maximum, total, sums, block, q, biases, first_biased, is_live, row_factor, kv_cache, table, kv_head,
+            maximum, total, sums, block, q, biases, biased_from, is_live, row_factor, kv_cache, table, kv_head,
             start, masked_start, end, first, row, scale,
             KV_HEADS, HEAD_DIM, BLOCK_D, 0, 0, 0, PAGE, HAS_LOG_SCALE, False, BLOCK_N, PRECISION,
         )  # fmt: skip
     maximum, total, sums, block = _attend_keys(
-        maximum, total, sums, block, q, biases, first_biased, is_live, row_factor, kv_cache, table, kv_head,
+        maximum, total, sums, block, q, biases, biased_from, is_live, row_factor, kv_cache, table, kv_head,
         masked_start, end, end, first, row, scale,
         KV_HEADS, HEAD_DIM, BLOCK_D, EXTENT, WIDTH, WINDOW, PAGE, HAS_LOG_SCALE, True, BLOCK_N, PRECISION,
     )  # fmt: skip
@@ -380,21 +248,28 @@ def _attend_tile(
     # A dead row, and one without keys in this split, is zero.
     total = tl.where(is_live, total, 0.0)
     values = tl.where((total > 0)[:, None], sums / tl.where(total > 0, total, 1.0)[:, None], 0.0)
+    is_row = row < tl.minimum(num_rows, ROWS)
+    is_stored = is_row[:, None] & is_head
     place = token * HEADS + head
-    is_stored = is_row[:, None] & (d < HEAD_DIM)[None, :]
     if IS_SPLIT:
-        place = place * num_splits + split
-        tl.store(lse + place, tl.where(total > 0, maximum + tl.log2(total), float("-inf")), mask=is_row)
-        is_stored = is_stored & (total > 0)[:, None]
-        tl.store(partial + place[:, None] * HEAD_DIM + d[None, :], values, mask=is_stored)
+        part = place * num_splits + split
+        tl.store(lse + part, tl.where(total > 0, maximum + tl.log2(total), float("-inf")), mask=is_row)
+        tl.store(partial + part[:, None] * HEAD_DIM + d[None, :], values, mask=is_stored & (total > 0)[:, None])
     else:
-        tl.store(output + place[:, None] * HEAD_DIM + d[None, :], values.to(output.dtype.element_ty), mask=is_stored)
+        stored = values.to(output.dtype.element_ty)
+        tl.store(output + place[:, None] * HEAD_DIM + d[None, :], stored, mask=is_stored)
+    if COMBINED_SPLITS > 0:
+        _combine_if_last(
+            arrivals + tl.program_id(0) * KV_HEADS + kv_head, partial, lse, output,
+            first_token.to(tl.int64) * HEADS + kv_head * GROUP, tl.minimum(num_rows, ROWS) * GROUP,
+            HEADS, GROUP, HEAD_DIM, BLOCK_D, COMBINED_SPLITS, BLOCK_M,
+        )  # fmt: skip
 
 
 @triton.jit
 def _place(query_start_loc, num_reqs, ROWS: tl.constexpr, IS_TILE_A_REQUEST: tl.constexpr):
-    """This program's request and tile in it. Request i has room for its tiles from query_start_loc[i] // ROWS + i on,
-    whatever the requests before it hold."""
+    """This program's request, and the first of its rows. Request i has room for its tiles from
+    query_start_loc[i] // ROWS + i on, whatever the requests before it hold."""
     index = tl.program_id(0)
     request = index
     tile = 0
@@ -408,12 +283,26 @@ def _place(query_start_loc, num_reqs, ROWS: tl.constexpr, IS_TILE_A_REQUEST: tl.
             low = tl.where(is_after, low, middle)
         request = low
         tile = index - (tl.load(query_start_loc + request) // ROWS + request)
-    return request, tile
+    return request, tile * ROWS
+
+
+@triton.jit
+def _keys_of_split(first, live, split, num_splits, WINDOW: tl.constexpr, IS_SPLIT: tl.constexpr, BLOCK_N: tl.constexpr):
+    """First key, and one past the last: whole tiles, as even as they come; none without a live row."""
+    start = 0
+    if WINDOW > 0:
+        start = tl.maximum(first - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+    end = first + live
+    if IS_SPLIT:
+        split_keys = tl.cdiv(tl.cdiv(end - start, BLOCK_N), num_splits) * BLOCK_N
+        start += split * split_keys
+        end = tl.minimum(start + split_keys, end)
+    return start, tl.where(live > 0, end, start)
 
 
 @triton.jit
 def _attend_keys(
-    maximum, total, sums, block, q, biases, first_biased, is_live, row_factor, kv_cache, table, kv_head,
+    maximum, total, sums, block, q, biases, biased_from, is_live, row_factor, kv_cache, table, kv_head,
     start, stop, end, first, row, scale,
     KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -444,7 +333,7 @@ def _attend_keys(
         distance = (first + row)[:, None] - keys[None, :]
         if EXTENT > 0:
             # All of a tile's keys of a row, or none.
-            column = tile_start - first_biased
+            column = tile_start - biased_from
             is_near = is_live & (column >= 0) & (column < WIDTH)
             of_tile = tl.multiple_of(tile_start, BLOCK_N) + n
             bias = tl.load(biases[:, None] + of_tile[None, :], mask=is_near[:, None], other=0.0)
@@ -469,69 +358,25 @@ def _attend_keys(
 
 
 @triton.jit
-def _first_biased(position, EXTENT: tl.constexpr, TILE_KEYS: tl.constexpr):
-    """First key of the tile in which the profiles of a row begin."""
-    return tl.maximum(position - EXTENT + 1, 0) // TILE_KEYS * TILE_KEYS
-
-
-@triton.jit
-def _request_of_row(query_start_loc, num_reqs, row):
-    low = 0
-    high = num_reqs
-    while high - low > 1:
-        middle = (low + high) // 2
-        is_after = tl.load(query_start_loc + middle) > row
-        high = tl.where(is_after, middle, high)
-        low = tl.where(is_after, low, middle)
-    return low
-
-
-@triton.jit(
-    do_not_specialize=("num_reqs", "max_rows"),
-    do_not_specialize_on_alignment=("query_start_loc", "first_position"),
-)
-def _bias_tile(
-    rows,
-    profiles,
-    by_key,
-    query_start_loc,
-    first_position,
-    num_reqs,
-    max_rows,
-    row_stride,
+def _combine_if_last(
+    arrivals, partial, lse, output, first_place, num_places,
     HEADS: tl.constexpr,
-    BLOCK_HEADS: tl.constexpr,
-    D_REL: tl.constexpr,
-    BLOCK_REL: tl.constexpr,
-    EXTENT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    TILE_KEYS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    IS_UNIFORM: tl.constexpr,
-    PRECISION: tl.constexpr,
-    MAY_OVERLAP: tl.constexpr,
-):
-    """All heads of one row, some keys; zeros where the profiles do not reach."""
-    token = tl.program_id(0)
-    request = token // max_rows
-    if not IS_UNIFORM:
-        request = _request_of_row(query_start_loc, num_reqs, token)
-    position = tl.load(first_position + request).to(tl.int32) + token - tl.load(query_start_loc + request)
-    column = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    distance = position - _first_biased(position, EXTENT, TILE_KEYS) - column
-    head = tl.arange(0, BLOCK_HEADS)
-    c = tl.arange(0, BLOCK_REL)
-    is_head, is_near, is_part = head < HEADS, (distance >= 0) & (distance < EXTENT), c < D_REL
-    own = rows + token.to(tl.int64) * row_stride
-    r = tl.load(own + head[:, None] * D_REL + c[None, :], mask=is_head[:, None] & is_part[None, :], other=0.0)
-    p = tl.load(profiles + distance[:, None] * D_REL + c[None, :], mask=is_near[:, None] & is_part[None, :], other=0.0)
-    biases = tl.where(is_near[None, :], tl.dot(r, tl.trans(p), input_precision=PRECISION), 0.0)
-    place = by_key + (token.to(tl.int64) * HEADS + head)[:, None] * WIDTH + column[None, :]
-    tl.store(place, biases.to(by_key.dtype.element_ty), mask=is_head[:, None] & (column < WIDTH)[None, :])
-    # At the end: it runs beside the kernel that makes attention's inputs (see overlap.py).
-    if MAY_OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Adds up the splits of a tile when all of them are there: `num_places` rows of heads, GROUP neighbours a row."""
+    # All threads' stores come before the one thread's that says so.
+    tl.debug_barrier()
+    if tl.atomic_add(arrivals, 1, sem="acq_rel", scope="gpu") == NUM_SPLITS - 1:
+        tl.store(arrivals, 0)
+        CHUNK: tl.constexpr = min(64 // NUM_SPLITS, BLOCK_M)
+        for start in tl.range(0, num_places, CHUNK, num_stages=1):
+            m = start + tl.arange(0, CHUNK)
+            place = first_place + m // GROUP * HEADS + m % GROUP
+            _combine_places(partial, lse, output, place, m < num_places, HEAD_DIM, BLOCK_D, NUM_SPLITS)
 
 
 @triton.jit
@@ -539,30 +384,37 @@ def _combine_splits(
     partial,
     lse,
     output,
-    HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):
-    """One row of one head: parts weighted by their share of the sum of exponentials."""
+    """One head of one row."""
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    place = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
-    split = tl.arange(0, NUM_SPLITS)
+    place = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    _combine_places(partial, lse, output, place, place >= 0, HEAD_DIM, BLOCK_D, NUM_SPLITS)
+
+
+@triton.jit
+def _combine_places(
+    partial, lse, output, place, is_place, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, NUM_SPLITS: tl.constexpr
+):
+    """Parts weighted by their share of the sum of exponentials. Other programs' are not in this multiprocessor's
+    cache."""
     d = tl.arange(0, BLOCK_D)
-    of_split = tl.load(lse + place * NUM_SPLITS + split)
-    maximum = tl.max(of_split, 0)
-    share = tl.exp2(of_split - tl.where(maximum == float("-inf"), 0.0, maximum))
-    total = tl.sum(share, 0)
-    parts = tl.load(
-        partial + (place * NUM_SPLITS + split)[:, None] * HEAD_DIM + d[None, :],
-        mask=(of_split > float("-inf"))[:, None] & (d < HEAD_DIM)[None, :],
-        other=0.0,
-    )
-    values = tl.sum(parts * share[:, None], 0) / tl.where(total > 0, total, 1.0)
-    tl.store(output + place * HEAD_DIM + d, values.to(output.dtype.element_ty), mask=d < HEAD_DIM)
+    part = place[:, None] * NUM_SPLITS + tl.arange(0, NUM_SPLITS)[None, :]
+    of_split = tl.load(lse + part, mask=is_place[:, None], other=float("-inf"), cache_modifier=".cg")
+    maximum = tl.max(of_split, 1)
+    share = tl.exp2(of_split - tl.where(maximum == float("-inf"), 0.0, maximum)[:, None])
+    total = tl.sum(share, 1)
+    is_part = (of_split > float("-inf"))[:, :, None] & (d < HEAD_DIM)[None, None, :]
+    of_part = partial + part[:, :, None] * HEAD_DIM + d[None, None, :]
+    parts = tl.load(of_part, mask=is_part, other=0.0, cache_modifier=".cg")
+    values = tl.sum(parts * share[:, :, None], 1) / tl.where(total > 0, total, 1.0)[:, None]
+    is_stored = is_place[:, None] & (d < HEAD_DIM)[None, :]
+    tl.store(output + place[:, None] * HEAD_DIM + d[None, :], values.to(output.dtype.element_ty), mask=is_stored)
 
 
 def paged_attention_reference(

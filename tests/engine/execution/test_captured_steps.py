@@ -266,7 +266,7 @@ def test_chunks_of_prompts_are_replayed_by_their_number_of_rows(
     if device["device"] == "cpu":
         if torch.cuda.is_available():
             pytest.skip("the interpreter is for machines without a GPU")
-        monkeypatch.setattr("specbench.engine.kernels.paged_attention._FULL_GRID", 8)  # a program takes a millisecond
+        monkeypatch.setattr("specbench.engine.kernels.attention_plan._FULL_GRID", 8)  # a program takes a millisecond
     folder = build_tiny_inkling(tmp_path / "tiny", num_hidden_layers=2, local_layer_ids=[0])
     prompts = ragged_prompts(num_requests, seed=9, longest=20)
     requests = [token_request(f"r{i}", prompt, 3) for i, prompt in enumerate(prompts)]
@@ -291,7 +291,7 @@ def test_the_kernels_of_a_gpu_change_no_text(tmp_path: Path, monkeypatch: pytest
     requests = [token_request("r0", [5, 9, 11, 5, 9], 6), token_request("r1", [3], 5, temperature=1.0)]
     expected = outputs(make_engine(folder), requests)
     monkeypatch.setattr(fusion, "is_fused", lambda tensor: True)
-    monkeypatch.setattr("specbench.engine.kernels.paged_attention._FULL_GRID", 8)
+    monkeypatch.setattr("specbench.engine.kernels.attention_plan._FULL_GRID", 8)
     for attention, rates in (("triton", None), ("torch", (0.7, 0.4))):
         fields: dict = {"attention_backend": attention, "draft_checkpoint": str(folder), "ngram_min": 1}
         if rates is not None:

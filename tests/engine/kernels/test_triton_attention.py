@@ -11,12 +11,13 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+from specbench.engine.kernels.attention_bias import RelativeTerm
+from specbench.engine.kernels.attention_plan import TilePlan, plan_tiles
 from specbench.engine.kernels.paged_attention import (
     PagedBatch,
-    RelativeTerm,
+    new_arrivals,
     paged_attention,
     paged_attention_reference,
-    plan_tiles,
 )
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -90,6 +91,7 @@ def draw(case: Case, dtype: torch.dtype = torch.float32, seed: int = 0) -> Input
         block_table=table.to(DEVICE),
         block_size=BLOCK_SIZE,
         max_rows=max(case.counts),
+        arrivals=new_arrivals(torch.device(DEVICE)),
     )
     log_scale = 1 + torch.rand(num_rows, generator=generator).to(DEVICE) if case.has_log_scale else None
     return Inputs(query, kv_cache, batch, 0.3, case.window, relative, log_scale)
@@ -105,14 +107,18 @@ def poisoned_outputs() -> Iterator[None]:
         torch.use_deterministic_algorithms(False)
 
 
+def plan_of(case: Case, element_size: int) -> TilePlan:
+    counts = case.counts
+    return plan_tiles(
+        len(counts), sum(counts), max(counts), case.heads // case.kv_heads, case.kv_heads,
+        case.head_dim * element_size, case.num_splits, is_relative=case.extent is not None,
+    )  # fmt: skip
+
+
 def error(case: Case, dtype: torch.dtype = torch.float32, seed: int = 0) -> float:
     """Relative to the reference in fp64; NaN where the kernel left something out or read what it must not."""
     inputs = draw(case, dtype, seed)
-    counts, group, head_bytes = case.counts, case.heads // case.kv_heads, case.head_dim * dtype.itemsize
-    plan = plan_tiles(
-        len(counts), sum(counts), max(counts), group, case.kv_heads, head_bytes, case.num_splits,
-        is_relative=case.extent is not None,
-    )  # fmt: skip
+    plan = plan_of(case, dtype.itemsize)
     with poisoned_outputs():
         output = paged_attention(*(getattr(inputs, name) for name in Inputs.__dataclass_fields__), plan=plan)
     wide = replace(
@@ -156,6 +162,13 @@ def test_equals_the_reference(name: str) -> None:
     assert error(CASES[name]) < 1e-6
 
 
+def test_a_launch_of_its_own_adds_up_what_is_much() -> None:
+    assert plan_tiles(1, 1, 1, 4, 8, 256).is_combined
+    assert plan_tiles(16, 16 * 9, 9, 4, 8, 256).is_combined
+    assert not plan_tiles(1, 9, 9, 4, 8, 256).is_combined
+    assert not plan_tiles(64, 64, 1, 4, 8, 256).is_combined, "one split has nothing to add up"
+
+
 def test_splits_follow_from_what_the_host_knows() -> None:
     assert plan_tiles(1, 1, 1, 4, 8, 256).num_splits == 16
     assert plan_tiles(16, 16, 1, 4, 8, 256).num_splits == 4
@@ -164,6 +177,19 @@ def test_splits_follow_from_what_the_host_knows() -> None:
     assert plan_tiles(64, 64 * 9, 9, 4, 8, 256).num_splits == 1
     assert plan_tiles(16, 16 * 9, 9, 4, 4, 256, is_relative=True).num_splits == 4
     assert plan_tiles(1, 4096, 4096, 4, 8, 256).num_splits == 1
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "splits" in name])
+def test_the_last_program_of_a_tile_adds_up_its_splits(name: str) -> None:
+    inputs = draw(CASES[name])
+    plan = replace(plan_of(CASES[name], 4), is_combined=True)
+    arguments = [getattr(inputs, field) for field in Inputs.__dataclass_fields__]
+    apart = paged_attention(*arguments, plan=replace(plan, is_combined=False))
+    for _ in range(2):
+        with poisoned_outputs():
+            output = paged_attention(*arguments, plan=plan)
+        assert torch.allclose(output, apart, rtol=1e-6, atol=1e-7)
+        assert not inputs.batch.arrivals.any()
 
 
 LARGE = {
@@ -189,3 +215,23 @@ def test_equals_the_reference_on_a_gpu(name: str, dtype: torch.dtype) -> None:
     # Biases are rounded before they are added, and these are large.
     narrow = 6e-3 if case.extent is None else 2e-2
     assert error(case, dtype, seed=torch.seed() % 1000) < (1e-5 if dtype == torch.float32 else narrow)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["8B decode", "8B verify"])
+def test_the_last_program_always_sees_all_splits(name: str) -> None:
+    inputs = draw(LARGE[name], torch.bfloat16)
+    plan = replace(plan_of(LARGE[name], 2), is_combined=True)
+    arguments = [getattr(inputs, field) for field in Inputs.__dataclass_fields__]
+    expected = paged_attention(*arguments, plan=plan)
+    graph = torch.cuda.CUDAGraph()
+    num_wrong = torch.zeros((), dtype=torch.int64, device=DEVICE)
+    with torch.cuda.graph(graph):
+        for _ in range(20):
+            output = paged_attention(*arguments, plan=plan)
+            num_wrong += (output != expected).sum()
+    for _ in range(500):
+        graph.replay()
+    assert not num_wrong
+    assert not inputs.batch.arrivals.any()

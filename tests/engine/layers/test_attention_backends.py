@@ -73,7 +73,7 @@ def test_every_backend_can_be_made() -> None:
 @pytest.fixture
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes a millisecond in the interpreter."""
-    monkeypatch.setattr("specbench.engine.kernels.paged_attention._FULL_GRID", 4)
+    monkeypatch.setattr("specbench.engine.kernels.attention_plan._FULL_GRID", 4)
 
 
 @torch.inference_mode()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specbench.engine.kernels.paged_attention import PagedBatch, RelativeTerm, paged_attention
+from specbench.engine.kernels.attention_bias import RelativeTerm
+from specbench.engine.kernels.paged_attention import PagedBatch, new_arrivals, paged_attention
 from specbench.engine.layers.attention_backends.backend import LayerAttention
 from specbench.engine.layers.metadata import AttentionMetadata
 
@@ -16,17 +17,23 @@ class TritonAttention:
     heads_by_group = False
     is_capturable = True
 
+    def __init__(self) -> None:
+        #: Of the device that it runs on: passes follow one another there.
+        self._arrivals: Tensor | None = None
+
     def replay_plans(self, max_seq_len: int) -> None:
         return None
 
     def start(self, metadata: AttentionMetadata) -> TritonPass:
-        return TritonPass(metadata)
+        if self._arrivals is None:
+            self._arrivals = new_arrivals(metadata.paged.query_start_loc.device)
+        return TritonPass(metadata, self._arrivals)
 
 
 class TritonPass:
     """One forward pass."""
 
-    def __init__(self, metadata: AttentionMetadata) -> None:
+    def __init__(self, metadata: AttentionMetadata, arrivals: Tensor) -> None:
         paged = metadata.paged
         self._batches = {
             group: PagedBatch(
@@ -36,6 +43,7 @@ class TritonPass:
                 block_table=table,
                 block_size=paged.block_size,
                 max_rows=paged.max_rows,
+                arrivals=arrivals,
             )
             for group, table in paged.block_tables.items()
         }
