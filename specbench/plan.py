@@ -136,6 +136,8 @@ def prepare(config: RunConfig, *, is_sweep: bool) -> Plan:
     missing = missing_device(config.engine.device, parallel.tensor_parallel_size, parallel.ranks_per_gpu)
     if missing is not None and not config.dry_run:
         raise UserError(missing)
+    if parallel.ranks_per_gpu > 1 and config.engine.device == "cpu":
+        raise UserError(f"parallel.ranks_per_gpu: {parallel.ranks_per_gpu}, and ranks are on a CPU; leave it out")
     if _has_whole_experts(config) and not model_config.has_experts:
         raise UserError(f"parallel.experts: {choice.ran} has no experts that ranks could have whole; say width")
     if config.strict and choice.is_fallback:
