@@ -8,7 +8,6 @@ Belongs here: what distances add to scores. Does not belong here: attention itse
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -16,9 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specbench.engine.kernels.overlap import launch_options
-
-if TYPE_CHECKING:
-    from specbench.engine.kernels.paged_attention import PagedBatch
+from specbench.engine.kernels.step_rows import PagedBatch
 
 
 @dataclass(frozen=True, slots=True)

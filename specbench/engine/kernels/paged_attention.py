@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -28,27 +27,9 @@ from torch import Tensor
 from specbench.engine.kernels.attention_bias import RelativeTerm, bias_by_key, dot_width, first_biased
 from specbench.engine.kernels.attention_plan import MAX_COMBINED_PAIRS, TilePlan, plan_tiles
 from specbench.engine.kernels.overlap import launch_options
+from specbench.engine.kernels.step_rows import PagedBatch
 
 _LOG2_E = math.log2(math.e)
-
-
-@dataclass(frozen=True, slots=True)
-class PagedBatch:
-    """Rows of a step, and where the keys of their requests lie."""
-
-    # [num_reqs + 1] int32, row counts summed up
-    query_start_loc: Tensor
-    # [num_reqs] int64, position of each request's first row
-    first_position: Tensor
-    # [num_reqs], rows that count: the rest read nothing and give zeros. None: all count
-    num_live: Tensor | None
-    # [num_reqs, columns] int32: block j of a request is in column j + 1
-    block_table: Tensor
-    block_size: int
-    #: The most rows of one request.
-    max_rows: int
-    #: As `new_arrivals` makes them, where the last program of a tile may add up its splits.
-    arrivals: Tensor | None = None
 
 
 def paged_attention(

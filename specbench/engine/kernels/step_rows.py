@@ -30,6 +30,25 @@ class StepRows:
 
 
 @dataclass(frozen=True, slots=True)
+class PagedBatch:
+    """Rows of a step, and where the keys of their requests lie."""
+
+    # [num_reqs + 1] int32, row counts summed up
+    query_start_loc: Tensor
+    # [num_reqs] int64, position of each request's first row
+    first_position: Tensor
+    # [num_reqs], rows that count: the rest read nothing and give zeros. None: all count
+    num_live: Tensor | None
+    # [num_reqs, columns] int32: block j of a request is in column j + 1
+    block_table: Tensor
+    block_size: int
+    #: The most rows of one request.
+    max_rows: int
+    #: As paged_attention.new_arrivals makes them, where the last program of a tile may add up its splits.
+    arrivals: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PoolTokens:
     """The tokens of a pass' rows, before they are read."""
 

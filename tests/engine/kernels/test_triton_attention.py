@@ -14,11 +14,11 @@ pytest.importorskip("triton")
 from specbench.engine.kernels.attention_bias import RelativeTerm
 from specbench.engine.kernels.attention_plan import TilePlan, plan_tiles
 from specbench.engine.kernels.paged_attention import (
-    PagedBatch,
     new_arrivals,
     paged_attention,
     paged_attention_reference,
 )
+from specbench.engine.kernels.step_rows import PagedBatch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BLOCK_SIZE = 4

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specbench.engine.kernels.paged_attention import PagedBatch, paged_attention_reference
+from specbench.engine.kernels.paged_attention import paged_attention_reference
+from specbench.engine.kernels.step_rows import PagedBatch
 from specbench.engine.layers.attention_backends import flashinfer_backend
 from specbench.engine.layers.attention_backends.backend import LayerAttention
 from specbench.engine.layers.attention_backends.choose import choose_backend

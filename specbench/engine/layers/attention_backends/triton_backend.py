@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from specbench.engine.kernels.attention_bias import RelativeTerm
-from specbench.engine.kernels.paged_attention import PagedBatch, new_arrivals, paged_attention
+from specbench.engine.kernels.paged_attention import new_arrivals, paged_attention
+from specbench.engine.kernels.step_rows import PagedBatch
 from specbench.engine.layers.attention_backends.backend import LayerAttention
 from specbench.engine.layers.metadata import AttentionMetadata
 
