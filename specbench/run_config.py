@@ -662,6 +662,8 @@ _EVAL_KEYS = {
 
 def _check_eval(config: EvalConfig) -> None:
     """What the keys of the eval group mean to each other."""
+    if "" in (config.stop or ()):
+        raise UserError("eval.stop: an empty text would end every answer at once; leave it out")
     if config.name == "prompts" and config.num_fewshot:
         raise UserError("eval.num_fewshot: rows of prompts are run as they stand; say eval.num_fewshot=0")
     if config.name == "mmau" and config.num_fewshot:

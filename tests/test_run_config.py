@@ -177,6 +177,7 @@ def test_random_weights_answer_nothing_and_need_a_shape() -> None:
         ({"engine__max_num_seqs": 10**9}, "engine.max_num_seqs: must be at most 65,536, not 1000000000"),
         ({"load__repeats": 10**30}, "load.repeats: must be at most 10,000, not 1000000000000"),
         ({"load__warmup": 10**30}, "load.warmup: must be at most 100,000, not 1000000000000"),
+        ({"eval__stop": ["\n", ""]}, "eval.stop: an empty text would end every answer at once; leave it out"),
         ({"eval__data": "???"}, "eval.data: has no default; say eval.data=VALUE"),
         ({"strict": "yes"}, "strict: must be true or false, not 'yes'"),
         ({"spec": "mtp8"}, "spec: a config group, not a value; say spec.KEY=VALUE"),

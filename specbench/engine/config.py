@@ -42,7 +42,7 @@ class EngineConfig:
     #: Tokens of a cache block.
     block_size: int
     #: Blocks of each full-attention group; windowed groups get what max_num_seqs requests can need. None: what
-    #: max_num_seqs requests of max_model_len need, as far as cache_bytes_limit allows.
+    #: max_num_seqs requests of max_model_len need, as far as memory_limit allows.
     num_blocks: int | None
     #: Drafts a step; 0 is plain decoding.
     num_speculative_tokens: int

@@ -28,6 +28,7 @@ from typing import Any
 
 from specbench.errors import UserError, near_name
 from specbench.evals.choices import CHOICE_SCORERS, LETTERS
+from specbench.evals.hub import without_warnings
 from specbench.evals.in_turns import in_turns
 from specbench.evals.rows import Row, RowFile, read_json_rows
 from specbench.evals.task import EvalModel, Sample, Task, fewer_samples_notice
@@ -178,7 +179,8 @@ def _download_questions(revision: str | None) -> QuestionSet:
     import datasets  # slow to import, and not needed with a file
 
     try:
-        table = datasets.load_dataset(HUB_DATASET, split="test", revision=revision)
+        with without_warnings():
+            table = datasets.load_dataset(HUB_DATASET, split="test", revision=revision)
         table = table.cast_column("context", datasets.Audio(decode=False))
     except Exception as error:  # the library raises a type of its own for each way to fail
         raise UserError(

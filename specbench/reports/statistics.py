@@ -122,15 +122,22 @@ def num_counted(sums: np.ndarray, metric: Metric) -> np.ndarray:
 
 
 def metric_intervals(
-    sums: np.ndarray, metric: Metric, num_draws: int = NUM_DRAWS, seed: int = SEED, confidence: float = CONFIDENCE
+    sums: np.ndarray, ratios: Ratios, num_draws: int = NUM_DRAWS, seed: int = SEED, confidence: float = CONFIDENCE
 ) -> list[Interval | None]:
     """[num_metrics] Bootstrap intervals of one run.
 
     None under 20 samples, and where all draws are equal: samples without any spread say nothing of their uncertainty.
     """
-    draws = bootstrap(sums, metric, num_draws, seed)
-    intervals = percentile_interval(draws, num_counted(sums, metric), confidence)
-    return [None if one is None or one[0] == one[1] else one for one in intervals]
+    counted = num_counted(sums, ratios)
+    # Of many metrics, such as those of every position behind every number of accepted drafts, few have enough.
+    enough = np.flatnonzero(counted >= MIN_SAMPLES)
+    columns, places = np.unique([ratios.numerator[enough], ratios.denominator[enough]], return_inverse=True)
+    numerator, denominator = places.reshape(2, -1)
+    draws = bootstrap(sums[:, columns], Ratios(numerator, denominator, ratios.offset[enough]), num_draws, seed)
+    intervals: list[Interval | None] = [None] * len(counted)
+    for index, one in zip(enough, percentile_interval(draws, counted[enough], confidence), strict=True):
+        intervals[index] = None if one is None or one[0] == one[1] else one
+    return intervals
 
 
 def paired_difference(

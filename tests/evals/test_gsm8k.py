@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -183,14 +184,17 @@ def test_a_real_model_without_a_file_takes_the_hub(eval_config: Build, monkeypat
     assert user_text(task, 1) == "What is 2?"
 
 
-def test_an_unreachable_hub_says_to_give_a_file(eval_config: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_says_to_give_a_file(
+    eval_config: Build, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*args: object, **options: object) -> None:
+        logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s [Retry 1/5].")
         raise ConnectionError("Couldn't reach\nthe hub")
 
     fake_hub(monkeypatch, fail)
     with pytest.raises(UserError, match=r"give eval\.data=FILE\.jsonl") as error:
         load(eval_config())
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and not caplog.records
 
 
 def test_the_real_files_load(eval_config: Build, gsm8k_folder: Path) -> None:

@@ -343,26 +343,49 @@ class StepStages:
     ) -> None:
         """Let the proposer draft behind what was committed. is_sampled: whether a request of the batch has a
         temperature."""
-        if self.proposer is None:
-            return
-        batch, indices = forwarded.batch, forwarded.batch.indices
+        if self.proposer is not None:
+            live = forwarded.batch.indices.is_live
+            self._propose(forwarded, results, live, None, is_sampled=is_sampled, admitted=admitted, features=features)
+
+    def draft_mixed(
+        self, mixed: MixedForwarded, results: StepResults, *, is_sampled: bool, features: StepFeatures | None
+    ) -> None:
+        """The same behind `forward_mixed`, in passes of as many rows."""
+        inputs, forwarded = mixed.inputs, mixed.forwarded
+        rows = MixedRows(len(forwarded.positions), inputs.num_tokens, inputs.is_chunk > 0, inputs.samples)
+        is_live = inputs.num_tokens.clamp_max(1)
+        self._propose(forwarded, results, is_live, rows, is_sampled=is_sampled, admitted=(), features=features)
+
+    def _propose(
+        self,
+        forwarded: Forwarded,
+        results: StepResults,
+        is_live: torch.Tensor | None,
+        mixed: MixedRows | None,
+        *,
+        is_sampled: bool,
+        admitted: Sequence[AdmittedRequest],
+        features: StepFeatures | None,
+    ) -> None:
+        assert self.proposer is not None
+        batch, indices, state = forwarded.batch, forwarded.batch.indices, self.state
         num_tokens, num_computed = results.counts
         draft_batch = DraftBatch(
             rows=batch.rows,
             rows_np=indices.rows_np,
-            mixed=None,
+            mixed=mixed,
             query_start_loc_np=indices.query_start_loc_np,
             first_position=batch.first_position,
             num_valid=num_computed - batch.first_position,
             num_accepted=results.num_accepted,
-            is_live=indices.is_live,
+            is_live=is_live,
             is_chunk_np=indices.is_chunk_np,
             is_partial_np=indices.is_partial_np,
             max_seq_lens_np=batch.max_seq_lens_np,
             hidden_states=forwarded.hidden.hidden_states,
             residual=forwarded.hidden.residual,
-            token_pool=self.state.token_pool,
-            draft_columns=torch.where(indices.samples > 0, num_tokens, self.state.spill_column),
+            token_pool=state.token_pool,
+            draft_columns=torch.where(indices.samples > 0, num_tokens, state.spill_column),
             block_tables=batch.block_tables[self.num_target_groups :],
             caches=self.caches,
             sampling=self._draft_sampling(batch.rows, num_tokens) if is_sampled else None,
@@ -371,39 +394,6 @@ class StepStages:
         )
         self.proposer.propose(draft_batch)
         self._count_drafts(draft_batch, indices.samples, results)
-
-    def draft_mixed(
-        self, mixed: MixedForwarded, results: StepResults, *, is_sampled: bool, features: StepFeatures | None
-    ) -> None:
-        """The same behind `forward_mixed`, in passes of as many rows."""
-        assert self.proposer is not None
-        inputs, forwarded, state = mixed.inputs, mixed.forwarded, self.state
-        batch = forwarded.batch
-        num_tokens, num_computed = results.counts
-        draft_batch = DraftBatch(
-            rows=inputs.rows,
-            rows_np=(),
-            mixed=MixedRows(len(forwarded.positions), inputs.num_tokens, inputs.is_chunk > 0, inputs.samples),
-            query_start_loc_np=(),
-            first_position=batch.first_position,
-            num_valid=num_computed - batch.first_position,
-            num_accepted=results.num_accepted,
-            is_live=inputs.num_tokens.clamp_max(1),
-            is_chunk_np=(),
-            is_partial_np=(),
-            max_seq_lens_np=batch.max_seq_lens_np,
-            hidden_states=forwarded.hidden.hidden_states,
-            residual=forwarded.hidden.residual,
-            token_pool=state.token_pool,
-            draft_columns=torch.where(inputs.samples > 0, num_tokens, state.spill_column),
-            block_tables=batch.block_tables[self.num_target_groups :],
-            caches=self.caches,
-            sampling=self._draft_sampling(inputs.rows, num_tokens) if is_sampled else None,
-            admitted=(),
-            features=features,
-        )
-        self.proposer.propose(draft_batch)
-        self._count_drafts(draft_batch, inputs.samples, results)
 
     def _count_drafts(self, batch: DraftBatch, samples: torch.Tensor, results: StepResults) -> None:
         """samples: [num_requests] int64, 0 for a request whose drafts nobody reads, else 1."""
