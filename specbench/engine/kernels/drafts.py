@@ -1,7 +1,8 @@
 """Drafts on a GPU: the argmax of logits, into the token pool at once or by the kernel that reads it; their number.
 
-Belongs here: what is written to the pool behind a drafting pass. Does not belong here: the logits' argmax
-(head_best.py, sampling.py), inputs of the next pass (draft_inputs.py), drafts that are drawn (tempered_sampling.py).
+Belongs here: what is written to the pool behind a drafting pass, or in place of one. Does not belong here: the logits'
+argmax (head_best.py, sampling.py), inputs of the next pass (draft_inputs.py), drafts that are drawn
+(tempered_sampling.py).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
@@ -52,6 +53,32 @@ def _store_draft(token_pool, rows, columns, token_ids, num_reqs, width, index, B
     column = tl.load(columns + request, mask=is_request, other=0)
     token = tl.load(token_ids + request, mask=is_request, other=0)
     tl.store(token_pool + row * width + column + index, token, mask=is_request)
+
+
+def store_recorded(text: Tensor, token_pool: Tensor, rows: Tensor, columns: Tensor, wanted: Tensor, k: int) -> None:
+    """token_pool[rows, columns + i] for i < k: what text [any, width] has there (-1: nothing is known), number `wanted`
+    made wrong (see proposers/stub.py); rows, columns, wanted [num_reqs] int64."""
+    assert text.is_contiguous() and token_pool.is_contiguous()
+    assert rows.is_contiguous() and columns.is_contiguous() and wanted.is_contiguous()
+    _store_recorded[(len(rows),)](
+        text, token_pool, rows, columns, wanted, text.shape[1], token_pool.shape[1],
+        K=k, BLOCK=triton.next_power_of_2(k), num_warps=1,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=("text_width", "width"),
+    do_not_specialize_on_alignment=("text", "token_pool", "rows", "columns", "wanted"),
+)
+def _store_recorded(text, token_pool, rows, columns, wanted, text_width, width, K: tl.constexpr, BLOCK: tl.constexpr):
+    request = tl.program_id(0)
+    index = tl.arange(0, BLOCK)
+    row = tl.load(rows + request)
+    column = tl.load(columns + request) + index
+    right = tl.load(text + row * text_width + tl.minimum(column, text_width - 1), mask=index < K, other=-1)
+    is_spoilt = (index == tl.load(wanted + request)) & (right >= 0)
+    token = tl.where(is_spoilt, tl.where(right > 0, right - 1, 1), right)
+    tl.store(token_pool + row * width + column, token, mask=index < K)
 
 
 def close_draft(draft: OpenDraft, token_pool: Tensor, rows: Tensor) -> Tensor:

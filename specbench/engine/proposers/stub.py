@@ -17,9 +17,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
+from specbench.engine.layers import fusion
 from specbench.engine.layers.to_device import to_device
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.proposer import AdmittedRequest, DraftBatch, ProposerRequirements
@@ -65,19 +67,18 @@ class StubProposer:
             self._admit(request)
         if not batch.is_read:
             return
-        device = self.text.device
         wanted_np = [
             0 if is_partial else next(self._wanted[row])
             for row, is_partial in zip(batch.rows_np, batch.is_partial_np, strict=True)
         ]
-        (wanted,) = to_device([np.asarray(wanted_np)], device)
-        index = torch.arange(self.k, device=device)
+        (wanted,) = to_device([np.asarray(wanted_np)], self.text.device)
         # The columns of a partial chunk's drafts lie past the text: they are not read.
-        columns = (batch.draft_columns[:, None] + index).clamp_max(self.width - 1)
-        right = self.text[batch.rows[:, None], columns]
-        wrong = torch.where(right > 0, right - 1, 1)
-        is_spoilt = (index == wanted[:, None]) & (right >= 0)
-        batch.write_drafts(torch.where(is_spoilt, wrong, right))
+        if fusion.is_fused(self.text):
+            from specbench.engine.kernels.drafts import store_recorded
+
+            store_recorded(self.text, batch.token_pool, batch.rows, batch.draft_columns, wanted, self.k)
+        else:
+            batch.write_drafts(recorded_drafts(self.text, batch.rows, batch.draft_columns, wanted, self.k))
 
     def release(self, rows: list[int]) -> None:
         for row in rows:
@@ -95,6 +96,16 @@ class StubProposer:
             # Requests that run side by side begin at different places.
             offset = request.key % len(self.accepted_counts)
             self._wanted[request.row] = islice(cycle(self.accepted_counts), offset, None)
+
+
+def recorded_drafts(text: Tensor, rows: Tensor, columns: Tensor, wanted: Tensor, k: int) -> Tensor:
+    """text [any, width] int64 (-1: nothing is known); rows, columns, wanted [num_requests] int64 -> [num_requests, k]:
+    what the text has from there on, number `wanted` made wrong. Past the width its last column counts."""
+    index = torch.arange(k, device=text.device)
+    right = text[rows[:, None], (columns[:, None] + index).clamp_max(text.shape[1] - 1)]
+    wrong = torch.where(right > 0, right - 1, 1)
+    is_spoilt = (index == wanted[:, None]) & (right >= 0)
+    return torch.where(is_spoilt, wrong, right)
 
 
 def draw_accepted_counts(rates: tuple[float, ...], key: int) -> Iterator[int]:

@@ -15,7 +15,14 @@ from specbench.engine.kernels.draft_inputs import (
     draft_rows,
     draft_rows_reference,
 )
-from specbench.engine.kernels.drafts import OpenDraft, close_draft, count_drafts, count_drafts_reference, store_draft
+from specbench.engine.kernels.drafts import (
+    OpenDraft,
+    close_draft,
+    count_drafts,
+    count_drafts_reference,
+    store_draft,
+    store_recorded,
+)
 from specbench.engine.kernels.sampling import best_of_chunks
 from specbench.engine.kernels.step_preparation import (
     gather_requests,
@@ -25,6 +32,7 @@ from specbench.engine.kernels.step_preparation import (
     row_slots,
     row_slots_reference,
 )
+from specbench.engine.proposers.stub import recorded_drafts
 from specbench.engine.sampling.verification import (
     Windows,
     accept_at_rates,
@@ -115,6 +123,18 @@ def test_drafts(num_requests: int):
     found = torch.full_like(samples, -7)
     count_drafts(pool, rows, columns, samples, k, found)
     assert torch.equal(found, count_drafts_reference(pool, rows, columns, samples, k))
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_recorded_texts_become_drafts(k: int):
+    text, pool = random_ids(6, 30, low=-1, high=3), random_ids(6, 50, high=9, seed=1)
+    rows, columns = torch.tensor([4, 0, 2, 5], device=DEVICE), torch.tensor([7, 0, 28, 40], device=DEVICE)
+    wanted, expected = torch.tensor([0, k, 1, k - 1], device=DEVICE), pool.clone()
+    expected[rows[:, None], columns[:, None] + torch.arange(k, device=DEVICE)] = recorded_drafts(
+        text, rows, columns, wanted, k
+    )
+    store_recorded(text, pool, rows, columns, wanted, k)
+    assert torch.equal(pool, expected)
 
 
 @pytest.mark.parametrize("num_ids", [3, 9000])
