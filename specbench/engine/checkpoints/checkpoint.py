@@ -11,11 +11,12 @@ import json
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from specbench.engine.checkpoints.quantised import fold_quantised
-from specbench.engine.checkpoints.tensor_entry import TensorEntry
+from specbench.engine.checkpoints.tensor_entry import BYTES_OF, TensorEntry
 from specbench.errors import UserError
 
 CONFIG_FILE = "config.json"
@@ -112,8 +113,17 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _entry(file: Path, name: str, fields: dict[str, Any], data_start: int) -> TensorEntry:
-    start, end = fields["data_offsets"]
-    return TensorEntry(name, file, fields["dtype"], tuple(fields["shape"]), data_start + start, end - start)
+    """ValueError, TypeError or KeyError for what is no entry of a header."""
+    dtype, shape, (start, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
+    if not isinstance(dtype, str) or any(type(number) is not int or number < 0 for number in (*shape, start, end)):
+        raise ValueError
+    entry = TensorEntry(name, file, dtype, shape, data_start + start, end - start)
+    if dtype in BYTES_OF and prod(shape) * BYTES_OF[dtype] != entry.num_bytes:
+        raise UserError(
+            f"{file}: tensor {name} {list(shape)} of {dtype} has {entry.num_bytes} bytes by its header, not "
+            f"{prod(shape) * BYTES_OF[dtype]}; fetch the file again"
+        )
+    return entry
 
 
 def _read_header(file: Path) -> list[TensorEntry]:
@@ -127,11 +137,12 @@ def _read_header(file: Path) -> list[TensorEntry]:
     try:
         header = json.loads(header_bytes)
         header.pop("__metadata__", None)
-        num_data_bytes = max((fields["data_offsets"][1] for fields in header.values()), default=0)
         entries = [_entry(file, name, fields, 8 + num_header_bytes) for name, fields in header.items()]
+    except UserError:
+        raise
     except (ValueError, TypeError, KeyError, AttributeError):
         raise UserError(f"{file}: its header is not a safetensors header; fetch the file again") from None
-    expected_size = 8 + num_header_bytes + num_data_bytes
+    expected_size = max((entry.offset + entry.num_bytes for entry in entries), default=8 + num_header_bytes)
     if expected_size > size:
         raise UserError(
             f"{file}: truncated, its header promises {expected_size} bytes and it holds {size}; fetch the file again"

@@ -28,6 +28,8 @@ from specbench.errors import UserError
 FP8, NVFP4 = "FP8", "NVFP4"
 FP8_BLOCK = 128
 NVFP4_BLOCK = 16
+#: Types of scales, those of NVFP4's blocks apart.
+_SCALE_DTYPES = ("F32", "BF16", "F16")
 #: `quant_method` of config.json whose layouts are above.
 METHODS = ("fp8", "modelopt", "compressed-tensors")
 
@@ -166,14 +168,20 @@ def _scale_names(name: str, entry: TensorEntry, layout: _Layout) -> dict[str, st
 def _checked(entry: TensorEntry) -> TensorEntry:
     """The entry with the shape of its weight; UserError where codes and scales do not fit each other."""
     assert entry.parts is not None
+    scales_of = {role: part for role, part in entry.parts.items() if role != "codes"}
     shape = entry.shape
     if entry.dtype == FP8:
-        fits = scale_kind(shape, entry.parts["scale"].shape) is not None
+        fits = scale_kind(shape, scales_of["scale"].shape) is not None
     else:
-        shape = (*shape[:-1], 2 * shape[-1])
-        fits = entry.parts["block_scale"].shape == (*shape[:-1], shape[-1] // NVFP4_BLOCK)
-    if not fits:
-        scales = ", ".join(f"{part.name} {list(part.shape)}" for role, part in entry.parts.items() if role != "codes")
+        shape = (*shape[:-1], 2 * (shape or (0,))[-1])
+        of_blocks = (*shape[:-1], shape[-1] // NVFP4_BLOCK)
+        (of_all,) = (part.shape for role, part in scales_of.items() if role != "block_scale")
+        # One number, or one a matrix of a stack.
+        fits = scales_of["block_scale"].shape == of_blocks and (prod(of_all) == 1 or of_all == shape[:-2])
+        fits = fits and len(shape) > 1
+    types = {role: ("F8_E4M3",) if role == "block_scale" else _SCALE_DTYPES for role in scales_of}
+    if not fits or any(part.dtype not in types[role] for role, part in scales_of.items()):
+        scales = ", ".join(f"{part.name} {list(part.shape)} of {part.dtype}" for part in scales_of.values())
         raise UserError(
             f"{entry.file}: tensor {entry.parts['codes'].name} {list(entry.shape)} does not fit its scales, {scales}; "
             "fetch the checkpoint again"
@@ -187,5 +195,7 @@ def scale_kind(shape: tuple[int, ...], scale_shape: tuple[int, ...]) -> str | No
         return "all"
     if scale_shape in (shape[:-1], (*shape[:-1], 1)):
         return "row"
+    if len(shape) < 2:
+        return None
     blocks = (*shape[:-2], ceil(shape[-2] / FP8_BLOCK), ceil(shape[-1] / FP8_BLOCK))
-    return "block" if len(shape) > 1 and scale_shape == blocks else None
+    return "block" if scale_shape == blocks else None

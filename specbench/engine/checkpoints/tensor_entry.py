@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+#: Types that are read, as safetensors spells them -> bytes of a number.
+BYTES_OF = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "U8": 1}
+
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:

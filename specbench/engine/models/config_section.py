@@ -12,6 +12,11 @@ from typing import Any, NoReturn
 from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, Checkpoint, read_json
 from specbench.errors import UserError
 
+#: What no number of a model comes near, and no arithmetic with it overflows at.
+_LARGEST = 1e12
+#: The same of layers and of experts: names of their tensors are laid out before any is looked for.
+_MAX_LAYERS, _MAX_EXPERTS = 10_000, 10_000
+
 
 class ConfigSection:
     """One JSON object of config.json. A field that is null counts as absent."""
@@ -28,25 +33,54 @@ class ConfigSection:
             return default
         if value is None:
             self.fail(spellings[0], f"missing (spellings known: {', '.join(spellings)}); add it")
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not 0 < value <= _LARGEST:
             self.fail(spellings[0], f"expected a positive number, found {value!r}; correct it")
         return value
 
-    def count(self, key: str, default: int | None = None) -> int:
+    def count(self, *spellings: str, default: int | None = None, most: int | None = None) -> int:
         """A positive whole number; `default` where it is absent and the architecture has one."""
-        value = self.number(key, default=default)
+        value = self.number(*spellings, default=default)
         if not isinstance(value, int):
-            self.fail(key, f"expected a whole number, found {value!r}; correct it")
+            self.fail(spellings[0], f"expected a whole number, found {value!r}; correct it")
+        if most is not None and value > most:
+            self.fail(spellings[0], f"expected at most {most:,}, found {value}; correct it")
         return value
 
-    def token_id(self, key: str, default: int) -> int:
+    def experts(self, *spellings: str) -> int:
+        """How many a layer has."""
+        return self.count(*spellings, most=_MAX_EXPERTS)
+
+    def num_layers(self, key: str = "num_hidden_layers", default: int | None = None) -> int:
+        """Layers, or modules; `default` where it is absent, which may be none."""
+        if default is not None and not self.whole(key, default):
+            return 0
+        return self.count(key, default=default, most=_MAX_LAYERS)
+
+    def whole(self, key: str, default: int) -> int:
         """A whole number, 0 included; `default` where it is absent."""
         value = self.optional(key)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            self.fail(key, f"expected a token id, found {value!r}; correct it")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+            self.fail(key, f"expected a whole number, found {value!r}; correct it")
         return value
+
+    def indices(self, key: str) -> list[int] | None:
+        """A list of whole numbers, such as those of layers; None where it is absent."""
+        values = self.optional(key)
+        if values is not None and not (isinstance(values, list) and all(type(value) is int for value in values)):
+            self.fail(key, f"expected a list of whole numbers, found {values!r}; correct it")
+        return values
+
+    def kinds(self, key: str, known: Sequence[str], num_layers: int) -> list[str] | None:
+        """One of the known names for each layer; None where it is absent."""
+        values = self.optional(key)
+        if values is not None and not (
+            isinstance(values, list) and len(values) == num_layers and all(value in known for value in values)
+        ):
+            self.fail(key, f"expected {num_layers} of {tuple(known)}, found {values}; correct it")
+        return values
 
     def flag(self, key: str, default: bool = False) -> bool:
         value = self.optional(key)

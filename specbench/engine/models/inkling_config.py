@@ -15,7 +15,6 @@ from specbench.engine.layers.attention_backends.choose import AttentionFeature
 from specbench.engine.models.config_section import ConfigSection, eos_token_ids, top_section
 from specbench.engine.models.inkling_image_stages import ImageStage, image_stages
 from specbench.engine.shard import Shard, SplitCount, check_split
-from specbench.errors import UserError
 
 ARCHITECTURE = "InklingForConditionalGeneration"
 CHAIN_NORM = "model.mtp.chain_norm.weight"
@@ -147,47 +146,52 @@ def _check_flags(text: ConfigSection) -> None:
 
 def parse_config(checkpoint: Checkpoint) -> InklingConfig:
     """InklingConfig from either spelling."""
-    file = checkpoint.path / CONFIG_FILE
-    raw = checkpoint.config
-    if not isinstance(raw.get("text_config"), dict):
-        raise UserError(f"{file}: key text_config: missing or not an object; fetch the file again")
-    text = ConfigSection(file, "text_config.", raw["text_config"])
+    file, top = checkpoint.path / CONFIG_FILE, top_section(checkpoint)
+    text, mtp = top.subsection("text_config"), top.subsection("mtp_config")
+    if text is None:
+        top.fail("text_config", "missing; fetch the file again")
     _check_flags(text)
-    padded_vocab_size = text.number("vocab_size")
-    num_layers = text.number("num_hidden_layers")
+    padded_vocab_size = text.count("vocab_size")
+    vocab_size = text.count("unpadded_vocab_size", default=padded_vocab_size)
+    if vocab_size > padded_vocab_size:
+        text.fail("unpadded_vocab_size", f"{vocab_size} is more than vocab_size={padded_vocab_size}; correct it")
+    num_layers = text.num_layers()
     dense_width, expert_width = _widths(text)
-    for key, width in (("hidden_size", text.number("hidden_size")), ("intermediate_size", expert_width)):
+    for key, width in (("hidden_size", text.count("hidden_size")), ("intermediate_size", expert_width)):
         if width % 8:
             text.fail(
                 key, f"{width} is not a multiple of 8, which products over sorted experts need; use another model"
             )
-    local_modules, chain_hidden_post_norm = _modules(raw, text)
+    num_experts, num_chosen = text.experts("n_routed_experts"), text.count("num_experts_per_tok")
+    if num_chosen > num_experts:
+        text.fail("num_experts_per_tok", f"is more than the {num_experts} experts; correct it")
+    local_modules, chain_hidden_post_norm = _modules(text, mtp or ConfigSection(file, "mtp_config.", {}))
     return InklingConfig(
         architecture=ARCHITECTURE,
-        vocab_size=text.optional("unpadded_vocab_size") or padded_vocab_size,
+        vocab_size=vocab_size,
         padded_vocab_size=padded_vocab_size,
-        max_model_len=text.number("model_max_length", "max_position_embeddings"),
+        max_model_len=text.count("model_max_length", "max_position_embeddings"),
         # generation_config.json comes second: transformers fills it with defaults that mean nothing for this model.
         eos_token_ids=eos_token_ids(checkpoint, (CONFIG_FILE, GENERATION_CONFIG_FILE)),
-        hidden_size=text.number("hidden_size"),
+        hidden_size=text.count("hidden_size"),
         rms_norm_eps=text.number("rms_norm_eps"),
-        global_attention=_attention_shape(text, "", text.number("rel_extent"), None),
+        global_attention=_attention_shape(text, "", text.count("rel_extent"), None),
         local_attention=_attention_shape(
-            text, "swa_", text.number("sliding_window_size"), text.number("sliding_window_size")
+            text, "swa_", text.count("sliding_window_size"), text.count("sliding_window_size")
         ),
-        d_rel=text.number("d_rel"),
-        log_scaling_floor=text.optional("log_scaling_n_floor"),
-        log_scaling_alpha=text.optional("log_scaling_alpha") or 0.0,
-        conv_kernel_size=text.number("sconv_kernel_size", "conv_kernel_size"),
-        conv_channels=text.number("hidden_size"),
+        d_rel=text.count("d_rel"),
+        log_scaling_floor=None if text.optional("log_scaling_n_floor") is None else text.number("log_scaling_n_floor"),
+        log_scaling_alpha=text.number("log_scaling_alpha") if text.optional("log_scaling_alpha") else 0.0,
+        conv_kernel_size=text.count("sconv_kernel_size", "conv_kernel_size"),
+        conv_channels=text.count("hidden_size"),
         local_layers=_local_layers(text, num_layers),
         sparse_layers=_sparse_layers(text, num_layers),
         dense_width=dense_width,
         expert_width=expert_width,
-        num_experts=text.number("n_routed_experts"),
-        num_experts_per_token=text.number("num_experts_per_tok"),
-        num_shared_experts=text.number("n_shared_experts"),
-        own_experts=range(text.number("n_routed_experts")),
+        num_experts=num_experts,
+        num_experts_per_token=num_chosen,
+        num_shared_experts=text.count("n_shared_experts"),
+        own_experts=range(num_experts),
         shared_expert_width=expert_width,
         route_scale=text.number("route_scale"),
         logits_divisor=text.number("logits_mup_width_multiplier"),
@@ -213,7 +217,7 @@ def _image_stages(checkpoint: Checkpoint) -> tuple[ImageStage, ...] | None:
         return None
     size, temporal = section.count("patch_size"), section.count("temporal_patch_size")
     channels = section.count("num_channels", default=3)
-    return image_stages(size, temporal, channels, section.number("n_layers", "num_hidden_layers"))
+    return image_stages(size, temporal, channels, section.count("n_layers", "num_hidden_layers"))
 
 
 def _tower_section(checkpoint: Checkpoint, key: str, prefix: str) -> ConfigSection | None:
@@ -232,8 +236,8 @@ def _tower_section(checkpoint: Checkpoint, key: str, prefix: str) -> ConfigSecti
 
 def _content_tokens(checkpoint: Checkpoint, kind: str, default: ContentTokens) -> ContentTokens:
     top = top_section(checkpoint)
-    marker = top.token_id(f"{kind}_bos_token_id", default=default.marker_id)
-    return ContentTokens(marker, top.token_id(f"{kind}_token_id", default=default.placeholder_id))
+    marker = top.whole(f"{kind}_bos_token_id", default=default.marker_id)
+    return ContentTokens(marker, top.whole(f"{kind}_token_id", default=default.placeholder_id))
 
 
 def content_tokens(config: InklingConfig) -> dict[str, ContentTokens]:
@@ -244,9 +248,9 @@ def content_tokens(config: InklingConfig) -> dict[str, ContentTokens]:
 
 def _attention_shape(text: ConfigSection, prefix: str, extent: int, window: int | None) -> AttentionShape:
     return AttentionShape(
-        num_heads=text.number(prefix + "num_attention_heads"),
-        num_kv_heads=text.number(prefix + "num_key_value_heads"),
-        head_dim=text.number(prefix + "head_dim"),
+        num_heads=text.count(prefix + "num_attention_heads"),
+        num_kv_heads=text.count(prefix + "num_key_value_heads"),
+        head_dim=text.count(prefix + "head_dim"),
         extent=extent,
         window=window,
     )
@@ -254,44 +258,36 @@ def _attention_shape(text: ConfigSection, prefix: str, extent: int, window: int 
 
 def _widths(text: ConfigSection) -> tuple[int, int]:
     """(dense, expert). `intermediate_size` is the expert width in one spelling and the dense width in the other."""
-    dense = text.optional("dense_intermediate_size")
-    if dense is not None:
-        return dense, text.number("intermediate_size")
-    return text.number("intermediate_size"), text.number("moe_intermediate_size")
+    if text.optional("dense_intermediate_size") is not None:
+        return text.count("dense_intermediate_size"), text.count("intermediate_size")
+    return text.count("intermediate_size"), text.count("moe_intermediate_size")
 
 
 def _local_layers(text: ConfigSection, num_layers: int) -> tuple[bool, ...]:
-    layer_types = text.optional("layer_types")
+    layer_types = text.kinds("layer_types", ("hybrid_sliding", "hybrid"), num_layers)
     if layer_types is not None:
-        known = ("hybrid_sliding", "hybrid")
-        if len(layer_types) != num_layers or not set(layer_types) <= set(known):
-            text.fail("layer_types", f"expected {num_layers} of {known}, found {layer_types}; correct it")
         return tuple(layer_type == "hybrid_sliding" for layer_type in layer_types)
-    local_ids = text.optional("local_layer_ids")
+    local_ids = text.indices("local_layer_ids")
     if local_ids is None:
         return tuple((layer + 1) % 6 != 0 for layer in range(num_layers))
     return tuple(layer in local_ids for layer in range(num_layers))
 
 
 def _sparse_layers(text: ConfigSection, num_layers: int) -> tuple[bool, ...]:
-    layer_types = text.optional("mlp_layer_types")
+    layer_types = text.kinds("mlp_layer_types", ("sparse", "dense"), num_layers)
     if layer_types is not None:
-        known = ("sparse", "dense")
-        if len(layer_types) != num_layers or not set(layer_types) <= set(known):
-            text.fail("mlp_layer_types", f"expected {num_layers} of {known}, found {layer_types}; correct it")
         return tuple(layer_type == "sparse" for layer_type in layer_types)
-    num_dense = text.optional("dense_mlp_idx") or 0
+    num_dense = text.whole("dense_mlp_idx", 0)
     return tuple(layer >= num_dense for layer in range(num_layers))
 
 
-def _modules(raw: dict[str, Any], text: ConfigSection) -> tuple[tuple[bool, ...], bool]:
+def _modules(text: ConfigSection, mtp: ConfigSection) -> tuple[tuple[bool, ...], bool]:
     """(per module: is it local, whether the chained hidden is normed). mtp_config is the checkpoint's own spelling."""
-    mtp = raw.get("mtp_config") or {}
-    num_modules = text.optional("num_mtp_layers") or mtp.get("num_nextn_predict_layers") or 0
-    local_ids = text.optional("mtp_local_layer_ids")
+    num_modules = text.num_layers("num_mtp_layers", 0) or mtp.num_layers("num_nextn_predict_layers", 0)
+    local_ids = text.indices("mtp_local_layer_ids")
     if local_ids is None:
-        local_ids = mtp.get("local_layer_ids") or []
-    chain_hidden_post_norm = text.optional("chain_hidden_post_norm") or mtp.get("chain_hidden_post_norm") or False
+        local_ids = mtp.indices("local_layer_ids") or []
+    chain_hidden_post_norm = text.flag("chain_hidden_post_norm") or mtp.flag("chain_hidden_post_norm")
     return tuple(module in local_ids for module in range(num_modules)), chain_hidden_post_norm
 
 

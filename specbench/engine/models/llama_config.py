@@ -11,7 +11,7 @@ ARCHITECTURE = "LlamaForCausalLM"
 
 def parse_config(checkpoint: Checkpoint) -> DecoderConfig:
     """Every layer sees everything, and has a dense MLP."""
-    num_layers = top_section(checkpoint).count("num_hidden_layers")
+    num_layers = top_section(checkpoint).num_layers()
     return parse_decoder_config(
         checkpoint,
         ARCHITECTURE,

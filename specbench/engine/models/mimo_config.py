@@ -21,7 +21,7 @@ ARCHITECTURE = "MiMoForCausalLM"
 
 def parse_config(checkpoint: Checkpoint) -> DecoderConfig:
     """Qwen2's fields, and num_nextn_predict_layers."""
-    num_modules = top_section(checkpoint).number("num_nextn_predict_layers", default=0)
+    num_modules = top_section(checkpoint).num_layers("num_nextn_predict_layers", 0)
     return replace(qwen2_config.parse_config(checkpoint), architecture=ARCHITECTURE, num_modules=num_modules)
 
 

@@ -13,7 +13,7 @@ ARCHITECTURE = "Qwen2ForCausalLM"
 def parse_config(checkpoint: Checkpoint) -> DecoderConfig:
     """With use_sliding_window, some layers see a window."""
     config = top_section(checkpoint)
-    num_layers = config.count("num_hidden_layers")
+    num_layers = config.num_layers()
     return parse_decoder_config(
         checkpoint,
         ARCHITECTURE,

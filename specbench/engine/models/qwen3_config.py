@@ -13,7 +13,7 @@ MOE_ARCHITECTURE = "Qwen3MoeForCausalLM"
 def parse_dense_config(checkpoint: Checkpoint) -> DecoderConfig:
     """With use_sliding_window, some layers see a window."""
     config = top_section(checkpoint)
-    num_layers = config.count("num_hidden_layers")
+    num_layers = config.num_layers()
     return parse_decoder_config(
         checkpoint,
         DENSE_ARCHITECTURE,
@@ -26,7 +26,7 @@ def parse_dense_config(checkpoint: Checkpoint) -> DecoderConfig:
 def parse_moe_config(checkpoint: Checkpoint) -> DecoderConfig:
     """With use_sliding_window, all layers see a window."""
     config = top_section(checkpoint)
-    num_layers = config.count("num_hidden_layers")
+    num_layers = config.num_layers()
     return parse_decoder_config(
         checkpoint,
         MOE_ARCHITECTURE,
@@ -38,24 +38,20 @@ def parse_moe_config(checkpoint: Checkpoint) -> DecoderConfig:
 
 def windowed_layers(config: ConfigSection, num_layers: int) -> tuple[bool, ...]:
     """By `layer_types`, else every layer from max_window_layers on; none where use_sliding_window is false."""
-    layer_types = config.optional("layer_types")
-    if layer_types is not None:
-        known = ("full_attention", "sliding_attention")
-        if len(layer_types) != num_layers or not set(layer_types) <= set(known):
-            config.fail("layer_types", f"expected {num_layers} of {known}, found {layer_types}; correct it")
+    layer_types = config.kinds("layer_types", ("full_attention", "sliding_attention"), num_layers)
     if not config.flag("use_sliding_window"):
         return (False,) * num_layers
     if layer_types is not None:
         return tuple(layer_type == "sliding_attention" for layer_type in layer_types)
-    first = config.optional("max_window_layers")
-    if first is None:
+    if config.optional("max_window_layers") is None:
         config.fail("max_window_layers", "missing, and use_sliding_window is true; add it")
+    first = config.whole("max_window_layers", 0)
     return tuple(layer >= first for layer in range(num_layers))
 
 
 def _experts(config: ConfigSection, num_layers: int) -> tuple[ExpertShape | None, ...]:
     """Experts in every decoder_sparse_step-th layer, those of mlp_only_layers left out."""
-    num_experts = config.number("num_experts", "num_local_experts")
+    num_experts = config.experts("num_experts", "num_local_experts")
     shape = ExpertShape(
         num_experts=num_experts,
         own=range(num_experts),
@@ -70,5 +66,5 @@ def _experts(config: ConfigSection, num_layers: int) -> tuple[ExpertShape | None
             config.fail(
                 key, f"{width} is not a multiple of 8, which products over sorted experts need; use another model"
             )
-    step, dense_layers = config.count("decoder_sparse_step", default=1), config.optional("mlp_only_layers") or []
+    step, dense_layers = config.count("decoder_sparse_step", default=1), config.indices("mlp_only_layers") or []
     return tuple(None if layer in dense_layers or (layer + 1) % step else shape for layer in range(num_layers))

@@ -10,11 +10,13 @@ def parse_rotary(config: ConfigSection, head_dim: int) -> RotaryConfig:
     """From `rope_parameters`, or from `rope_theta` and `rope_scaling`, the older spelling."""
     rope = config.subsection("rope_parameters") or config.subsection("rope_scaling") or config
     theta = rope.number("rope_theta", default=config.number("rope_theta", default=10_000.0))
+    if theta <= 1:
+        rope.fail("rope_theta", f"expected a number above 1, found {theta!r}; correct it")
     partial = rope.optional("partial_rotary_factor") or config.optional("partial_rotary_factor")
     if partial not in (None, 1):
         rope.fail("partial_rotary_factor", f"{partial!r} is not implemented here, only 1; use another checkpoint")
     kind = "default" if rope is config else rope.optional("rope_type", "type") or "default"
-    if kind not in _SCALINGS:
+    if not isinstance(kind, str) or kind not in _SCALINGS:
         rope.fail("rope_type", f"{kind!r} is not implemented, only {', '.join(_SCALINGS)}; use another checkpoint")
     return RotaryConfig(theta, head_dim, _SCALINGS[kind](rope, config))
 

@@ -156,7 +156,7 @@ def test_tensors_of_a_tower_that_the_config_does_not_describe() -> None:
         parse_with(towers("model.audio.encoder.weight"))
     with pytest.raises(UserError, match=r"key audio_config.mel_vocab_size: missing"):
         parse_with(towers("model.audio.encoder.weight"), audio_config={"n_mel_bins": 80})
-    with pytest.raises(UserError, match=r"key audio_token_id: expected a token id"):
+    with pytest.raises(UserError, match=r"key audio_token_id: expected a whole number"):
         parse(RAW | {"audio_token_id": 1.5})
 
 
