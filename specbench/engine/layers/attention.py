@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specbench.engine.kernels.attention import RelativeBias
 from specbench.engine.layers.attention_backends.backend import AttentionPass, LayerAttention
 from specbench.engine.layers.linear import Linear
 from specbench.engine.layers.metadata import AttentionMetadata
@@ -23,10 +22,8 @@ class RelativeAttention:
 
     def __init__(
         self,
+        layer: LayerAttention,
         *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
         # [heads * (d + d_rel) + 2 * kv_heads * d, hidden]
         input_projection: Linear,
         # [hidden, heads * d]
@@ -35,25 +32,17 @@ class RelativeAttention:
         kv_conv: ShortConv,
         # weight [heads + kv_heads, d]
         head_norm: RMSNorm,
-        bias: RelativeBias,
-        window: int | None,
-        # Cache group of the keys and values, and of the convolution's inputs
-        kv_group: str,
+        # Cache group of the convolution's inputs
         conv_group: str,
     ) -> None:
-        self._num_heads = num_heads
-        self._num_kv_heads = num_kv_heads
-        self._head_dim = head_dim
+        self._layer = layer
         self._input_projection = input_projection
         self._output_projection = output_projection
         self._kv_conv = kv_conv
         self._head_norm = head_norm
-        self._kv_group = kv_group
         self._conv_group = conv_group
-        self._query_width = num_heads * head_dim
-        self._kv_width = num_kv_heads * head_dim
-        # Queries and keys are normed per head, hence 1/d and not 1/sqrt(d).
-        self._layer = LayerAttention(kv_group, num_heads, num_kv_heads, head_dim, 1.0 / head_dim, window, bias)
+        self._query_width = layer.num_heads * layer.head_dim
+        self._kv_width = layer.num_kv_heads * layer.head_dim
 
     def __call__(
         self,
@@ -71,7 +60,7 @@ class RelativeAttention:
         inputs = self._inputs_on_gpu if x.is_cuda else self._inputs
         query = inputs(projected, metadata, kv_cache, conv_cache)
         relative_columns = projected[:, self._query_width : projected.shape[1] - 2 * self._kv_width]
-        relative = relative_columns.view(num_tokens, self._num_heads, -1)
+        relative = relative_columns.view(num_tokens, self._layer.num_heads, -1)
         attended = attention.attend(self._layer, query, kv_cache, relative, log_scale)
         return self._output_projection(attended)
 
@@ -86,11 +75,11 @@ class RelativeAttention:
             metadata.tap_slots[self._conv_group],
         )
         heads = torch.cat((projected[:, : self._query_width], kv[:, : self._kv_width]), 1)
-        heads = self._head_norm(heads.view(num_tokens, -1, self._head_dim))
-        values = kv[:, self._kv_width :].view(num_tokens, self._num_kv_heads, self._head_dim)
-        stored = torch.stack((heads[:, self._num_heads :], values), 1)
-        kv_cache.index_put_((metadata.slot_mapping[self._kv_group],), stored)
-        return heads[:, : self._num_heads]
+        heads = self._head_norm(heads.view(num_tokens, -1, self._layer.head_dim))
+        values = kv[:, self._kv_width :].view(num_tokens, self._layer.num_kv_heads, self._layer.head_dim)
+        stored = torch.stack((heads[:, self._layer.num_heads :], values), 1)
+        kv_cache.index_put_((metadata.slot_mapping[self._layer.kv_group],), stored)
+        return heads[:, : self._layer.num_heads]
 
     def _inputs_on_gpu(
         self, projected: Tensor, metadata: AttentionMetadata, kv_cache: Tensor, conv_cache: Tensor
@@ -102,9 +91,9 @@ class RelativeAttention:
         conv = CachedConv(self._kv_conv.taps, conv_cache, metadata.slot_mapping[group], metadata.tap_slots[group])
         return attention_inputs(
             projected,
-            HeadShape(self._num_heads, self._num_kv_heads, self._head_dim),
+            HeadShape(self._layer.num_heads, self._layer.num_kv_heads, self._layer.head_dim),
             kv_cache,
-            metadata.slot_mapping[self._kv_group],
+            metadata.slot_mapping[self._layer.kv_group],
             HeadNorm(self._head_norm.weight, self._head_norm.eps),
             conv=conv,
             rows=metadata.paged.step_rows,
@@ -120,28 +109,19 @@ class RotaryAttention:
 
     def __init__(
         self,
+        layer: LayerAttention,
         *,
-        num_heads: int,
-        num_kv_heads: int,
-        head_dim: int,
         # [(heads + 2 * kv_heads) * d, hidden]
         input_projection: Linear,
         # [hidden, heads * d]
         output_projection: Linear,
         # weight [heads + kv_heads, d]
         head_norm: RMSNorm | None,
-        window: int | None,
-        # Cache group of the keys and values
-        kv_group: str,
     ) -> None:
-        self._num_heads = num_heads
-        self._num_kv_heads = num_kv_heads
-        self._head_dim = head_dim
+        self._layer = layer
         self._input_projection = input_projection
         self._output_projection = output_projection
         self._head_norm = head_norm
-        self._kv_group = kv_group
-        self._layer = LayerAttention(kv_group, num_heads, num_kv_heads, head_dim, head_dim**-0.5, window)
         self.linears = (input_projection, output_projection)
 
     def __call__(
@@ -154,20 +134,20 @@ class RotaryAttention:
     ) -> Tensor:
         # x: [T, hidden]; kv_cache: [slots + 1, 2, kv_heads, d] -> [T, hidden], or its partial sums (see Linear)
         inputs = self._inputs_on_gpu if x.is_cuda else self._inputs
-        query = inputs(x, rotation, kv_cache, metadata.slot_mapping[self._kv_group])
+        query = inputs(x, rotation, kv_cache, metadata.slot_mapping[self._layer.kv_group])
         return self._output_projection.partial_sums(attention.attend(self._layer, query, kv_cache))
 
     def _inputs(self, x: Tensor, rotation: Rotation, kv_cache: Tensor, slot_mapping: Tensor) -> Tensor:
         """Queries [T, heads, d]; stores keys and values."""
         num_tokens, projected = len(x), self._input_projection(x)
-        heads = projected.view(num_tokens, -1, self._head_dim)
-        turned = heads[:, : self._num_heads + self._num_kv_heads]
+        heads = projected.view(num_tokens, -1, self._layer.head_dim)
+        turned = heads[:, : self._layer.num_heads + self._layer.num_kv_heads]
         if self._head_norm is not None:
             turned.copy_(self._head_norm(turned))
         rotation.apply_(turned)
-        stored = heads[:, self._num_heads :].view(num_tokens, 2, self._num_kv_heads, self._head_dim)
+        stored = heads[:, self._layer.num_heads :].view(num_tokens, 2, self._layer.num_kv_heads, self._layer.head_dim)
         kv_cache.index_put_((slot_mapping,), stored)
-        return heads[:, : self._num_heads]
+        return heads[:, : self._layer.num_heads]
 
     def _inputs_on_gpu(self, x: Tensor, rotation: Rotation, kv_cache: Tensor, slot_mapping: Tensor) -> Tensor:
         from specbench.engine.kernels.attention_inputs import HeadNorm, HeadShape, Turn, attention_inputs
@@ -175,7 +155,7 @@ class RotaryAttention:
         norm = self._head_norm
         return attention_inputs(
             self._input_projection.partial_sums(x),
-            HeadShape(self._num_heads, self._num_kv_heads, self._head_dim),
+            HeadShape(self._layer.num_heads, self._layer.num_kv_heads, self._layer.head_dim),
             kv_cache,
             slot_mapping,
             None if norm is None else HeadNorm(norm.weight, norm.eps),

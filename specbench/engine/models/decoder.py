@@ -14,7 +14,7 @@ from torch import Tensor
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.checkpoints.weights import WeightReader
 from specbench.engine.layers.attention import RotaryAttention, by_group
-from specbench.engine.layers.attention_backends.backend import AttentionBackend, AttentionPass
+from specbench.engine.layers.attention_backends.backend import AttentionBackend, AttentionPass, LayerAttention
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.embedding import Embedding, LogitsHead
 from specbench.engine.layers.huge_pages import use_huge_pages
@@ -129,15 +129,12 @@ def _read_attention(
     for of_queries in of_heads:
         queries = of_queries[: config.query_width]
         queries.copy_(by_group(queries, config.num_kv_heads, config.head_dim))
+    heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
     return RotaryAttention(
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        LayerAttention(group.name, heads, kv_heads, head_dim, scale=head_dim**-0.5, window=group.window),
         input_projection=make_linear(inputs, input_bias),
         output_projection=make_linear(outputs, output_bias, may_split=weights.parallel.takes_partial_sums),
         head_norm=head_norm,
-        window=group.window,
-        kv_group=group.name,
     )
 
 

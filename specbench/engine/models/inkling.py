@@ -19,7 +19,7 @@ from specbench.engine.content.content_tokens import AUDIO
 from specbench.engine.kernels.attention import RelativeBias
 from specbench.engine.kernels.step_rows import PoolTokens
 from specbench.engine.layers.attention import RelativeAttention
-from specbench.engine.layers.attention_backends.backend import AttentionBackend, AttentionPass
+from specbench.engine.layers.attention_backends.backend import AttentionBackend, AttentionPass, LayerAttention
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.embedding import Embedding, LogitsHead, num_head_rows
 from specbench.engine.layers.linear import Linear, Nvfp4Stack
@@ -114,19 +114,24 @@ class InklingBlock:
             )
         )
         kv_conv = torch.cat([weights.read(prefix + f"{name}_sconv.weight", torch.float32) for name in ("k", "v")])
+        layer = LayerAttention(
+            self.kv_group,
+            shape.num_heads,
+            shape.num_kv_heads,
+            shape.head_dim,
+            # Queries and keys are normed per head, hence 1/d and not 1/sqrt(d).
+            scale=1.0 / shape.head_dim,
+            window=window,
+            bias=RelativeBias(weights.read(prefix + "rel_logits_proj.proj"), is_masked_beyond=window is not None),
+        )
         return RelativeAttention(
-            num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
+            layer,
             input_projection=Linear(
                 weights.read_rows([prefix + f"{name}.weight" for name in ("wq_du", "wr_du", "wk_dv", "wv_dv")])
             ),
             output_projection=Linear(weights.read(prefix + "wo_ud.weight")),
             kv_conv=ShortConv(kv_conv),
             head_norm=RMSNorm(head_norm, config.rms_norm_eps),
-            bias=RelativeBias(weights.read(prefix + "rel_logits_proj.proj"), is_masked_beyond=window is not None),
-            window=window,
-            kv_group=self.kv_group,
             conv_group=self._conv_group,
         )
 
