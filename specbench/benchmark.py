@@ -1,7 +1,7 @@
 """The story of one run, readable aloud: decide, start the engine, warm up, measure, check the output, report.
 
 Belongs here: the order of things, what is written when, and that a run's status is honest however it ends. Does not
-belong here: deciding (plan.py), running requests (engine/), judging records (reports/).
+belong here: deciding (plan/), running requests (engine/), judging records (reports/).
 """
 
 from __future__ import annotations

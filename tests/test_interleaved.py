@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from specbench import benchmark, plan
+from specbench import benchmark
 from specbench.benchmark import Invocation
 from specbench.cli import job_name, main
 from specbench.errors import UserError
 from specbench.measuring import RunClock
 from specbench.outcome import Outcome
-from specbench.plan import prepare
+from specbench.plan import prepare, run_plan
 from specbench.reports import report_files
 from specbench.run_config import RunConfig
 from specbench.run_directory import RunDirectory
@@ -169,7 +169,7 @@ def test_without_drafts_there_is_nothing_to_take_turns_with(tmp_path: Path) -> N
 
 def test_two_engines_must_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = prepare(configured(tmp_path), is_sweep=False).plan_memory().total_bytes
-    monkeypatch.setattr(plan, "free_bytes", lambda device, *ranks: int(1.5 * needed / 0.5))
+    monkeypatch.setattr(run_plan, "free_bytes", lambda device, *ranks: int(1.5 * needed / 0.5))
     prepare(configured(tmp_path, report__baseline=None), is_sweep=False)
     with pytest.raises(UserError, match=r"report\.baseline: none loads two engines"):
         prepare(configured(tmp_path), is_sweep=False)

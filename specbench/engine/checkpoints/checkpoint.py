@@ -99,8 +99,8 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
     index = folder / INDEX_FILE
     if index.exists():
         weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise UserError(f"{index}: key 'weight_map' is missing or not an object; fetch the file again")
+        if not isinstance(weight_map, dict) or {type(name) for name in weight_map.values()} != {str}:
+            raise UserError(f"{index}: key 'weight_map' is missing, empty or no object of names; fetch the file again")
         files = [folder / name for name in sorted(set(weight_map.values()))]
         for file in files:
             if not file.is_file():

@@ -102,3 +102,11 @@ def test_a_header_whose_sizes_do_not_fit_names_the_tensor(tmp_path: Path) -> Non
     file.write_bytes(struct.pack("<Q", len(text)) + text + data)
     with pytest.raises(UserError, match=r"tensor model.norm.weight .127. of F32 has 512 bytes by its header, not 508"):
         open_checkpoint(tmp_path, "checkpoint")
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {}, {"a": 1}, {"a": ["b"]}])
+def test_an_index_that_names_no_files(weight_map: object, tmp_path: Path) -> None:
+    build_quantised_qwen3(tmp_path, "fp8")
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(UserError, match="key 'weight_map' is missing, empty or no object of names"):
+        open_checkpoint(tmp_path, "checkpoint")
