@@ -42,7 +42,7 @@ ENGINE_FLOORS = (
     ("config", "cache_group", "prefix_keys", "proposer_table"),
     ("layers", "checkpoints", "content", "channels", "chat", "detokenizer", "stop_strings"),
     # Metadata of rows is built alike for the target and for a drafter, so it lies below both.
-    ("models", "sampling", "tokenizer", "request", "output_stream"),
+    ("models", "sampling", "tokenizer", "request", "request_records", "output_stream"),
     ("proposers",),
     ("scheduling", "execution"),
     ("llm_engine", "replay"),

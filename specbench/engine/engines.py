@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 
 from specbench.engine.config import EngineConfig
+from specbench.engine.execution.engine_memory import plan_engine_memory
 from specbench.engine.execution.rank_processes import RankProcesses, find_launched, follow_launched
-from specbench.engine.llm_engine import LLMEngine, plan_engine_memory
+from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.parallel_engine import ParallelEngine, serve_engine
 from specbench.engine.replay import check_output
 from specbench.generate import GenerateResult

@@ -15,28 +15,23 @@ from typing import Any, cast
 import torch
 
 from specbench.engine.cache_group import CacheGroupSpec
-from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.checkpoints.load_progress import LoadProgress
 from specbench.engine.config import EngineConfig
 from specbench.engine.content.content_tokens import AUDIO, NUM_BANDS, NUM_BINS
 from specbench.engine.content.hearing import ClipReader, hear
 from specbench.engine.content.placement import Content, PlacedContent, place
-from specbench.engine.execution.memory import MemoryPlan, memory_text, plan_memory
+from specbench.engine.execution.engine_memory import NO_PROPOSER, allocate_caches, budget_memory, with_equal_blocks
+from specbench.engine.execution.memory import MemoryPlan, memory_text
 from specbench.engine.execution.model_runner import ModelRunner
-from specbench.engine.execution.request_state import RequestState
-from specbench.engine.execution.step_memory import StepMemory, measure_step_memory, measures_steps
+from specbench.engine.execution.step_memory import measure_step_memory, measures_steps
 from specbench.engine.execution.step_results import PendingStep
 from specbench.engine.layers.attention_backends.choose import make_backend
-from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.parallel import ALONE, TensorParallel
-from specbench.engine.models.model_config import ModelConfig
 from specbench.engine.models.registry import (
     build_model,
     content_tokens,
     load_model_config,
     open_checkpoint,
-    target_cache_groups,
-    target_weight_bytes,
 )
 from specbench.engine.models.target import ContentEncoder
 from specbench.engine.output_stream import OutputStream
@@ -44,7 +39,7 @@ from specbench.engine.proposer_table import PROPOSERS
 from specbench.engine.proposers.proposer import ProposerRequirements
 from specbench.engine.proposers.registry import make_proposer
 from specbench.engine.request import Request
-from specbench.engine.sampling.drafting import draft_probability_bytes
+from specbench.engine.request_records import failed_result, request_record
 from specbench.engine.sampling.parameters import bad_word_sequences, check_parameters, stop_ids
 from specbench.engine.scheduling.kv_cache import KVCacheManager
 from specbench.engine.scheduling.scheduler import Scheduler, SchedulerConfig
@@ -59,11 +54,10 @@ from specbench.generate import (
     TokenLogprob,
 )
 from specbench.record_columns import RequestSteps
-from specbench.records import EngineStep, RequestRecord
+from specbench.records import EngineStep
 from specbench.submission import Client, Submission
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_NO_PROPOSER = ProposerRequirements(num_speculative_tokens=0, cache_groups=(), num_prompt_lookahead=0, fixed_bytes=0)
 
 
 class _Running:
@@ -112,7 +106,7 @@ class LLMEngine:
             parallel,
         )
         proposer = make_proposer(config, checkpoint)
-        requirements = _NO_PROPOSER if proposer is None else proposer.requirements()
+        requirements = NO_PROPOSER if proposer is None else proposer.requirements()
         _check_sampling(config)
         specs = self.model.cache_groups() + requirements.cache_groups
         if proposer is not None:
@@ -120,14 +114,14 @@ class LLMEngine:
         self._content_tokens = content_tokens(self.model_config)
         encoder = cast(ContentEncoder, self.model) if self._content_tokens else None
         # What does not fit in any case is refused before anything runs.
-        self.memory = _plan_memory(config, checkpoint, self.model_config, specs, requirements)
+        self.memory = budget_memory(config, checkpoint, self.model_config, specs, requirements)
         if measures_steps(device):
             on_progress("measuring the memory of the largest steps")
             step_memory = measure_step_memory(config, self.model, proposer, specs, encoder)
-            self.memory = _plan_memory(config, checkpoint, self.model_config, specs, requirements, step_memory)
-        self.memory = _with_equal_blocks(config, self.memory, parallel)
+            self.memory = budget_memory(config, checkpoint, self.model_config, specs, requirements, step_memory)
+        self.memory = with_equal_blocks(config, self.memory, parallel)
         on_progress(f"memory: {memory_text(self.memory)}")
-        self.caches = _allocate_caches(self.memory, self.model.dtype, device)
+        self.caches = allocate_caches(self.memory, self.model.dtype, device)
         self.runner = ModelRunner(config, self.model, proposer, self.caches, encoder)
         if config.cuda_graphs:
             self.runner.capture(on_progress)
@@ -351,7 +345,7 @@ class LLMEngine:
             channels = self.tokenizer.split_channels(text_ids, num_cut_chars, request.prompt_token_ids)
             answer, reasoning = channels.answer_text, channels.reasoning_text
         return GenerateResult(
-            record=_request_record(request),
+            record=request_record(request),
             verify_steps=running.verify_steps,
             prompt_token_ids=request.prompt_token_ids,
             output_token_ids=request.output_token_ids,
@@ -394,7 +388,7 @@ class LLMEngine:
                 return None
             except UserError as refusal:
                 error = str(refusal)
-        return _failed(request, submission.arrival_s, error)
+        return failed_result(request, submission.arrival_s, error)
 
 
 def _check_sampling(config: EngineConfig) -> None:
@@ -412,49 +406,6 @@ def _check_sampling(config: EngineConfig) -> None:
             "spec.rejection_sample_method=block: it weighs the drafts' probabilities, and greedy drafts have none; say "
             "spec.draft_sample_method=probabilistic, or standard"
         )
-
-
-def plan_engine_memory(config: EngineConfig) -> MemoryPlan:
-    """The budget of an engine that is not started: nothing is read but the checkpoint's headers."""
-    checkpoint = open_checkpoint(config.checkpoint, config.load, config.quantised_weights)
-    proposer = make_proposer(config, checkpoint)
-    requirements = _NO_PROPOSER if proposer is None else proposer.requirements()
-    specs = target_cache_groups(checkpoint, config.dtype, config.shard) + requirements.cache_groups
-    return _plan_memory(config, checkpoint, load_model_config(checkpoint), specs, requirements)
-
-
-def _plan_memory(
-    config: EngineConfig,
-    checkpoint: Checkpoint,
-    model_config: ModelConfig,
-    specs: tuple[CacheGroupSpec, ...],
-    requirements: ProposerRequirements,
-    step_memory: StepMemory | None = None,
-) -> MemoryPlan:
-    """The k + 1 rows of logits of a full batch exist once a step: they are counted as if they stayed. step_memory: None
-    where it was not measured."""
-    num_logits = min(config.max_num_seqs * (config.num_speculative_tokens + 1), config.max_num_batched_tokens)
-    fixed_bytes = {
-        "target_weights": target_weight_bytes(checkpoint, config.dtype, config.device, config.shard),
-        "draft_weights": requirements.weight_bytes,
-        "logits": num_logits * model_config.vocab_size * torch.float32.itemsize,
-        "draft_probabilities": draft_probability_bytes(config, model_config.vocab_size),
-        "request_rows": RequestState.of(config, len(specs), model_config.vocab_size, torch.device("meta")).num_bytes,
-        "proposer_buffers": requirements.fixed_bytes,
-    }
-    if step_memory is not None:
-        fixed_bytes["activations"] = max(0, step_memory.activations - fixed_bytes["logits"])
-        fixed_bytes["graphs"] = step_memory.graphs
-    return plan_memory(config, specs, fixed_bytes)
-
-
-def _with_equal_blocks(config: EngineConfig, memory: MemoryPlan, parallel: TensorParallel) -> MemoryPlan:
-    """As many blocks as the rank with the fewest can have, where memory decides: block ids mean the same on all."""
-    if memory.num_full_blocks is None or config.memory_limit is None or parallel.size == 1:
-        return memory
-    own = torch.tensor([memory.num_full_blocks], device=config.device)
-    fewest = replace(config, num_blocks=int(parallel.all_gather(own).min()), memory_limit=None)
-    return plan_memory(fewest, memory.specs, memory.fixed_bytes)
 
 
 def _build_scheduler(
@@ -482,59 +433,9 @@ def _build_scheduler(
     return Scheduler(scheduler_config, kv_cache)
 
 
-def _allocate_caches(memory: MemoryPlan, dtype: torch.dtype, device: torch.device) -> dict[str, CachePool]:
-    return {
-        spec.name: CachePool(spec, num_blocks, memory.block_size, dtype, device)
-        for spec, num_blocks in zip(memory.specs, memory.num_blocks, strict=True)
-    }
-
-
 def _extend_prompt_logprobs(
     known: list[TokenLogprob | None] | None, first_position: int, logprobs: list[TokenLogprob]
 ) -> None:
     """Add those of the prompt's next tokens. A resumed request runs its prompt again: what is known stays."""
     assert known is not None and len(known) >= first_position
     known += logprobs[len(known) - first_position :]
-
-
-def _request_record(request: Request) -> RequestRecord:
-    assert request.finish_reason is not None
-    return replace(
-        _unrun_record(request.source, request.num_prompt_tokens, request.arrival_s, request.finish_reason, error=None),
-        num_cached_prompt_tokens=request.num_cached_prompt_tokens,
-        num_output_tokens=request.num_output_tokens,
-        first_scheduled_s=request.first_scheduled_s,
-        first_token_s=request.first_token_s,
-        last_token_s=request.last_token_s,
-        num_preemptions=request.num_preemptions,
-    )
-
-
-def _failed(source: GenerateRequest, arrival_s: float, error: str) -> GenerateResult:
-    """The result of a request that could not be queued."""
-    token_ids = list(source.prompt_token_ids or ())
-    return GenerateResult(_unrun_record(source, len(token_ids), arrival_s, "error", error), [], token_ids, [], "")
-
-
-def _unrun_record(
-    source: GenerateRequest, num_prompt_tokens: int, arrival_s: float, finish_reason: str, error: str | None
-) -> RequestRecord:
-    """What is known of a request before it runs."""
-    return RequestRecord(
-        request_id=source.request_id,
-        sample_id=source.sample_id,
-        turn=source.turn,
-        repeat=source.repeat,
-        is_warmup=source.is_warmup,
-        category=source.category,
-        num_prompt_tokens=num_prompt_tokens,
-        num_cached_prompt_tokens=None,
-        num_output_tokens=0,
-        finish_reason=finish_reason,
-        arrival_s=arrival_s,
-        first_scheduled_s=None,
-        first_token_s=None,
-        last_token_s=None,
-        num_preemptions=0,
-        error=error,
-    )

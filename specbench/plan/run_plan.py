@@ -92,7 +92,7 @@ class Plan:
     def plan_memory(self) -> MemoryPlan:
         """The engine's memory budget. UserError where not one request fits."""
         # Only now is torch needed: a mistake elsewhere is told without waiting for it.
-        from specbench.engine.llm_engine import plan_engine_memory
+        from specbench.engine.execution.engine_memory import plan_engine_memory
 
         return plan_engine_memory(self.engine_config)
 

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specbench.arrivals import ClosedLoad
-from specbench.engine.llm_engine import LLMEngine, plan_engine_memory
+from specbench.engine.execution.engine_memory import plan_engine_memory
+from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.replay import check_output
 from specbench.errors import UserError
 from specbench.generate import GenerateListener, GenerateRequest, GenerateResult

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specbench.engine.llm_engine import plan_engine_memory
+from specbench.engine.execution.engine_memory import plan_engine_memory
 from specbench.errors import UserError
 from specbench.model_choice import SHAPES_FOLDER
 from specbench.records import EngineStep

@@ -16,11 +16,11 @@ from specbench.engine.checkpoints.quantised import FP8, NVFP4, keep_in_codes, ke
 from specbench.engine.checkpoints.quantised_slices import check_kept_slices, stored_slices
 from specbench.engine.checkpoints.tensor_entry import TensorEntry
 from specbench.engine.checkpoints.weights import WeightReader
+from specbench.engine.execution.engine_memory import plan_engine_memory
 from specbench.engine.kernels.fp8_linear import converted
 from specbench.engine.kernels.nvfp4_linear import converted_nvfp4
 from specbench.engine.layers.linear import Fp8Matrix
 from specbench.engine.layers.parallel import ALONE
-from specbench.engine.llm_engine import plan_engine_memory
 from specbench.engine.shard import Part, Shard
 from specbench.errors import UserError
 from tests.engine.checkpoints.test_quantised import (

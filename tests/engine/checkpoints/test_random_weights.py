@@ -10,7 +10,8 @@ import torch
 
 from specbench.engine.checkpoints.random_weights import fill_at_random
 from specbench.engine.config import EngineConfig
-from specbench.engine.llm_engine import LLMEngine, plan_engine_memory
+from specbench.engine.execution.engine_memory import plan_engine_memory
+from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.models.registry import load_model_config, num_parameters, open_checkpoint
 from specbench.generate import GenerateRequest, SamplingParams
 from specbench.model_choice import SHAPES_FOLDER

@@ -10,8 +10,9 @@ import torch
 from specbench.engine.cache_group import CacheGroupSpec, StreamSpec
 from specbench.engine.checkpoints.weights import WeightReader
 from specbench.engine.config import EngineConfig
+from specbench.engine.execution.engine_memory import plan_engine_memory
 from specbench.engine.execution.memory import MemoryPlan, plan_memory
-from specbench.engine.llm_engine import LLMEngine, plan_engine_memory
+from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.shard import Shard
 from specbench.errors import UserError
 from tests.engine.harness import engine_config, run, token_request
