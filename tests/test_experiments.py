@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from specbench.cli import Composer, conf_dir
+from specbench.cli import Composer
+from specbench.conf_folder import conf_dir
 from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.model_choice import PACKAGED_CHECKPOINT, choose_model
 from specbench.plan import prepare

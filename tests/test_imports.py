@@ -13,7 +13,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 
 #: The floors of the package, the ground first. A module may import its own floor and those below it.
 FLOORS = (
-    ("records", "errors", "signals", "engine.kernels", "engine.shard"),
+    ("records", "errors", "signals", "conf_folder", "engine.kernels", "engine.shard"),
     (
         "generate",
         "redaction",
@@ -34,6 +34,7 @@ FLOORS = (
     ("beside_plain", "measuring"),
     ("benchmark", "doctor"),
     ("sweep",),
+    ("commands",),
     ("cli",),
 )
 #: The same inside the engine.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from specbench.cli import conf_dir
+from specbench.conf_folder import conf_dir
 from specbench.engine.proposer_table import PROPOSERS
 
 PACKAGE = Path(__file__).resolve().parents[3] / "specbench"
