@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -74,6 +74,17 @@ class _Running:
         self.prompt_logprobs: list[TokenLogprob | None] | None = [None] if request.needs_prompt_logprobs else None
 
 
+@dataclass(frozen=True, slots=True)
+class _OutstandingStep:
+    """A step that the device has before it, or has done and nobody has looked at."""
+
+    output: SchedulerOutput
+    pending: PendingStep
+    #: When it was scheduled, and how long that took.
+    start_s: float
+    schedule_s: float
+
+
 class LLMEngine:
     """Continuous batching over one checkpoint. `add_request` and `step` are the loop; `generate` runs it under a load.
 
@@ -127,7 +138,7 @@ class LLMEngine:
             self.runner.capture(on_progress)
         self.scheduler = _build_scheduler(config, specs, self.memory, requirements)
         self._running: dict[str, _Running] = {}
-        self._outstanding: deque[tuple[SchedulerOutput, PendingStep, float, float]] = deque()
+        self._outstanding: deque[_OutstandingStep] = deque()
         self._next_generation = 0
 
     def add_request(self, source: GenerateRequest, arrival_s: float, clips: Sequence[Content] | None = None) -> None:
@@ -223,8 +234,11 @@ class LLMEngine:
 
     def abort(self, request_id: str) -> GenerateResult | None:
         """End a running request early. Its result, with what it has so far; None while a step of it is outstanding:
-        then it comes out of `step` when that settles, and nothing more is kept."""
-        running = self._running[request_id]
+        then it comes out of `step` when that settles, and nothing more is kept. UserError where no such request is
+        running."""
+        running = self._running.get(request_id)
+        if running is None:
+            raise UserError(f"request id {request_id!r} is not running: it has ended, or was never added")
         if not self.scheduler.abort(running.request):
             return None
         return self._finish(self._running.pop(request_id))
@@ -236,20 +250,18 @@ class LLMEngine:
         output = self.scheduler.schedule()
         schedule_s = self.clock() - start_s
         if output.num_requests:
-            self._outstanding.append((output, self._execute(output), start_s, schedule_s))
+            self._outstanding.append(_OutstandingStep(output, self._execute(output), start_s, schedule_s))
         elif not self._outstanding:
             raise AssertionError("requests are waiting, and nothing can ever run: admission let one in that cannot fit")
         if len(self._outstanding) > self.config.pipeline_depth or not output.num_requests:
-            return self._settle(*self._outstanding.popleft())
+            return self._settle(self._outstanding.popleft())
         return [], None
 
     def _execute(self, output: SchedulerOutput) -> PendingStep:
         return self.runner.execute(output)
 
-    def _settle(
-        self, output: SchedulerOutput, pending: PendingStep, start_s: float, schedule_s: float
-    ) -> tuple[list[GenerateResult], EngineStep]:
-        result = pending.wait()
+    def _settle(self, step: _OutstandingStep) -> tuple[list[GenerateResult], EngineStep]:
+        output, result = step.output, step.pending.wait()
         end_s = self.clock()
         finished = []
         kv_blocks_used = self.scheduler.kv_cache.num_blocks_used
@@ -263,35 +275,33 @@ class LLMEngine:
                 _extend_prompt_logprobs(running.prompt_logprobs, *result.prompt_logprobs[index])
             num_kept = self._settle_request(
                 running,
-                output,
+                step,
                 index,
                 token_ids[index][: num_sampled[index]],
                 num_drafted[index],
                 num_proposed[index],
-                start_s,
                 end_s,
             )
             if running.logprobs is not None and num_kept:
                 running.logprobs += result.logprobs[index][:num_kept]
             if running.request.is_finished and not running.request.in_flight:
                 finished.append(self._finish(self._running.pop(request_id)))
-        return finished, self._engine_step(output, result, start_s, end_s, schedule_s, kv_blocks_used)
+        return finished, _engine_step(step, result, end_s, kv_blocks_used)
 
     def _settle_request(
         self,
         running: _Running,
-        output: SchedulerOutput,
+        step: _OutstandingStep,
         index: int,
         token_ids: list[int],
         num_drafted: int,
         num_proposed: int,
-        start_s: float,
         end_s: float,
     ) -> int:
         """Returns how many of `token_ids` are kept."""
-        request = running.request
+        request, output = running.request, step.output
         if request.first_scheduled_s is None:
-            request.first_scheduled_s = start_s
+            request.first_scheduled_s = step.start_s
         kept: list[int] = []
         if token_ids and not request.is_finished:
             kept, reason = running.stream.push(token_ids)
@@ -309,32 +319,6 @@ class LLMEngine:
         num_rejected = num_rows - len(token_ids) if output.is_decode(index) else 0
         self.scheduler.settle(request, num_rejected, kept, num_proposed)
         return len(kept)
-
-    def _engine_step(
-        self,
-        output: SchedulerOutput,
-        result: StepOutput,
-        start_s: float,
-        end_s: float,
-        schedule_s: float,
-        kv_blocks_used: int,
-    ) -> EngineStep:
-        return EngineStep(
-            engine_step=output.step,
-            start_s=start_s,
-            end_s=end_s,
-            num_prefill_tokens=output.num_prefill_tokens,
-            num_decode_requests=output.num_decode_requests,
-            num_tokens=output.total_tokens,
-            schedule_s=schedule_s,
-            target_s=result.target_s,
-            verify_s=result.verify_s,
-            draft_s=result.draft_s,
-            kv_blocks_used=kv_blocks_used,
-            num_preempted=output.num_preempted,
-            num_evicted_blocks=output.num_evicted_blocks,
-            idle_s=result.idle_s,
-        )
 
     def _finish(self, running: _Running) -> GenerateResult:
         request, stream = running.request, running.stream
@@ -431,6 +415,26 @@ def _build_scheduler(
     )
     kv_cache = KVCacheManager(specs, config.block_size, memory.num_blocks, config.prefix_caching)
     return Scheduler(scheduler_config, kv_cache)
+
+
+def _engine_step(step: _OutstandingStep, result: StepOutput, end_s: float, kv_blocks_used: int) -> EngineStep:
+    output = step.output
+    return EngineStep(
+        engine_step=output.step,
+        start_s=step.start_s,
+        end_s=end_s,
+        num_prefill_tokens=output.num_prefill_tokens,
+        num_decode_requests=output.num_decode_requests,
+        num_tokens=output.total_tokens,
+        schedule_s=step.schedule_s,
+        target_s=result.target_s,
+        verify_s=result.verify_s,
+        draft_s=result.draft_s,
+        kv_blocks_used=kv_blocks_used,
+        num_preempted=output.num_preempted,
+        num_evicted_blocks=output.num_evicted_blocks,
+        idle_s=result.idle_s,
+    )
 
 
 def _extend_prompt_logprobs(

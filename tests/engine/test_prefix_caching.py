@@ -228,6 +228,21 @@ def test_a_request_that_can_never_fit_is_refused_with_the_numbers(folder: Path):
         make_engine(folder, 0, max_model_len=64, num_blocks=16)
 
 
+def test_only_what_runs_can_be_aborted_and_what_has_ended_keeps_its_reason(folder: Path):
+    prompt = draw(0, 12)
+    text = outputs(shared_engine(folder), [token_request("r", prompt, 6)])["r"]
+    engine = shared_engine(folder, pipeline_depth=1)
+    engine.add_request(token_request("r", prompt, 6, stop_token_ids=(text[2],)), 0.0)
+    request = engine.scheduler.waiting[0]
+    while not request.is_finished:
+        assert engine.step()[0] == []
+    assert request.in_flight and engine.abort("r") is None
+    (result,), _ = engine.step()
+    assert result.record.finish_reason == "stop" and result.output_token_ids == text[:3]
+    with pytest.raises(UserError, match=r"request id 'r' is not running: it has ended, or was never added"):
+        engine.abort("r")
+
+
 def test_an_aborted_request_gives_everything_back_once(folder: Path):
     for depth in (0, 1):
         engine = shared_engine(folder, pipeline_depth=depth)

@@ -79,8 +79,10 @@ class Scheduler:
         self.waiting.append(request)
 
     def abort(self, request: Request) -> bool:
-        """End a request early. Whether it is gone at once: one with a step outstanding goes when that settles."""
-        self.finish(request, "aborted")
+        """End a request early. Whether it is gone at once: one with a step outstanding goes when that settles, and one
+        that had come to its end by then keeps its reason."""
+        if not request.is_finished:
+            self.finish(request, "aborted")
         if request in self.waiting:
             self.waiting.remove(request)
         elif request.in_flight:
