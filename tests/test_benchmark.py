@@ -287,6 +287,17 @@ def test_a_prompt_longer_than_the_context(script: Script, config: RunConfig, tmp
     assert not script.started
 
 
+def test_the_engine_hears_how_ranks_are_laid_out(config: RunConfig) -> None:
+    parallel = dataclasses.replace(
+        config.parallel, tensor_parallel_size=6, ranks_per_gpu=2, all_reduce="one_shot", timeout_s=7.0, start="spawn"
+    )
+    engine = dataclasses.replace(config.engine, device="cuda")
+    planned = dataclasses.replace(config, parallel=parallel, engine=engine, dry_run=True)
+    found = prepare(planned, is_sweep=False).engine_config
+    assert (found.shard.size, found.ranks_per_gpu, found.rank_all_reduce) == (6, 2, "one_shot")
+    assert (found.rank_timeout_s, found.rank_start) == (7.0, "spawn")
+
+
 def test_a_run_on_one_rank_is_not_run_by_each_of_several(
     script: Script, config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -368,6 +368,7 @@ def make_engine_config(config: RunConfig, checkpoint: Path, memory_limit: int | 
         rank_start=config.parallel.start,
         rank_timeout_s=config.parallel.timeout_s,
         rank_all_reduce=config.parallel.all_reduce,
+        ranks_per_gpu=config.parallel.ranks_per_gpu,
         load=config.model.load,
         quantised_weights=config.model.quantised_weights,
     )
