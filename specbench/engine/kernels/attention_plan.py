@@ -22,8 +22,9 @@ _FULL_GRID_OF_SMALL, _MIN_SMALL_PAIRS = 512, 128
 #: More programs than this run at once only where each takes a fourth.
 _MANY_PROGRAMS = 384
 _MAX_SPLITS = 16
-#: Rows of a tile times splits that its last program adds up faster than a launch of its own.
-_MAX_COMBINED = 128
+#: Rows of a tile that its last program adds up faster than a launch of its own where splits are many; few hundred
+#: programs of two splits are faster at it in any case, of four or eight in none.
+_MAX_COMBINED_ROWS = 20
 #: Pairs of tile and key head whose splits are added up so, at most.
 MAX_COMBINED_PAIRS = _FULL_GRID_OF_SMALL // 2
 
@@ -67,7 +68,6 @@ def plan_tiles(
     if num_splits is None:
         wanted = pipeline.full_grid // max(num_tiles * num_kv_heads, 1)
         num_splits = min(1 << max(wanted.bit_length() - 1, 0), _MAX_SPLITS)
-    num_places = min(max_rows * group, tile_rows)
     return TilePlan(
         tile_rows=tile_rows,
         num_tiles=num_tiles,
@@ -76,8 +76,14 @@ def plan_tiles(
         tile_keys=pipeline.tile_keys,
         num_warps=pipeline.num_warps,
         num_stages=pipeline.num_stages,
-        is_combined=1 < num_splits <= _MAX_COMBINED // num_places and num_tiles * num_kv_heads <= MAX_COMBINED_PAIRS,
+        is_combined=_is_combined(num_splits, max_rows * group, num_tiles * num_kv_heads),
     )
+
+
+def _is_combined(num_splits: int, num_rows: int, num_pairs: int) -> bool:
+    """By times of 1 to 32 requests of 1 to 9 rows."""
+    is_faster = num_splits == 2 or (num_splits == _MAX_SPLITS and num_rows <= _MAX_COMBINED_ROWS)
+    return is_faster and num_pairs <= MAX_COMBINED_PAIRS
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,6 @@ def _pipeline(tile_rows: int, num_pairs: int, *, is_wide: bool, is_relative: boo
         return _Pipeline(_TILE_KEYS, 4, 2, _FULL_GRID_OF_SMALL)
     if tile_rows == 32 and num_pairs > _MANY_PROGRAMS:
         return _Pipeline(_TILE_KEYS // 2, 2, 3, _FULL_GRID)
-    if tile_rows == 64 and is_relative:
+    if tile_rows == 64 and (is_relative or num_pairs == 128):
         return _Pipeline(_TILE_KEYS // 2, 4, 4, _FULL_GRID)
     return _Pipeline(_TILE_KEYS, 8 if tile_rows >= 128 else 4, 3, _FULL_GRID)

@@ -4,7 +4,8 @@ Such a product is done when its matrix has been read, and what is lost is the ti
 the first bytes arrive, and while sums over parts of the inputs are added up in a launch of their own. So a product of
 few rows is left as partial sums, and the kernels that read it add them up (`load_sum`). Up to MAX_ROWS rows a kernel
 makes them whose programs have their first share of the matrix on the way to registers before they wait for x, while
-whatever runs before still runs (see overlap.py). Above, cuBLAS makes them as a batch of products.
+whatever runs before still runs (see overlap.py). Above, cuBLAS makes them as a batch of products, or, of a matrix too
+wide for that, a kernel whose loads the compiler stages.
 
 Belongs here: products of weights in plain numbers, and how partial sums are read. Does not belong here: weights in
 codes (fp8_linear.py, nvfp4_linear.py), which layers are asked for parts (layers/linear.py).
@@ -21,10 +22,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specbench.engine.kernels.overlap import launch_options
+from specbench.engine.kernels.overlap import ask_for, launch_options
 
 #: Rows for which the kernel is faster than cuBLAS, and what one tile of a matrix instruction holds of them.
 MAX_ROWS = 9
+#: Rows for which the kernel for wider matrices is.
+_MAX_STAGED_ROWS = 32
+_STAGED_SPLITS = 2
 _BLOCK_ROWS = 16
 _BLOCK_OUTPUTS, _BLOCK_INPUTS = 64, 128
 #: Programs that keep every multiprocessor busy.
@@ -76,6 +80,40 @@ def partial_sums(x: Tensor, weight: Tensor, bias: Tensor | None, plan: RowPlan) 
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         **launch_options(x.device),
         num_warps=4,
+    )
+    return sums
+
+
+def takes_staged(num_rows: int, num_outputs: int) -> bool:
+    """Whether a matrix that `plan_product` has a plan for is one for `staged_sums`."""
+    return num_rows <= _MAX_STAGED_ROWS and _MAX_BATCHED_OUTPUTS < num_outputs <= _MAX_OUTPUTS
+
+
+def staged_sums(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """As partial_sums, for up to 32 rows."""
+    num_rows, num_outputs, num_inputs = len(x), *weight.shape
+    sums = torch.empty(_STAGED_SPLITS, num_rows, num_outputs, dtype=torch.float32, device=x.device)
+    block_rows = max(_BLOCK_ROWS, triton.next_power_of_2(num_rows))
+    is_deep = block_rows == _BLOCK_ROWS
+    assert num_rows <= _MAX_STAGED_ROWS and x.is_contiguous() and weight.is_contiguous()
+    assert num_outputs % _BLOCK_OUTPUTS == 0 and num_inputs % _BLOCK_INPUTS == 0
+    _sum_staged[(num_outputs // _BLOCK_OUTPUTS, _STAGED_SPLITS)](
+        x,
+        weight,
+        weight if bias is None else bias,
+        sums,
+        num_rows,
+        INPUTS=num_inputs,
+        OUTPUTS=num_outputs,
+        BLOCK_OUTPUTS=_BLOCK_OUTPUTS,
+        BLOCK_INPUTS=_BLOCK_INPUTS if is_deep else _BLOCK_INPUTS // 2,
+        SPLITS=_STAGED_SPLITS,
+        BLOCK_ROWS=block_rows,
+        HAS_BIAS=bias is not None,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        **launch_options(x.device),
+        num_warps=4,
+        num_stages=3 if is_deep else 4,
     )
     return sums
 
@@ -166,3 +204,48 @@ def _sum_tile(
         if split == 0:
             total += tl.load(bias + output).to(tl.float32)[:, None]
     tl.store(sums + (split * num_rows + row[None, :]) * OUTPUTS + output[:, None], total, mask=is_row)
+
+
+@triton.jit(do_not_specialize=("num_rows",))
+def _sum_staged(
+    x,
+    weight,
+    bias,
+    sums,
+    num_rows,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
+):
+    """As _sum_tile, with blocks on their way to a multiprocessor's memory while others are multiplied: of those, more
+    than of registers. Before it waits it asks for its first two."""
+    NUM_BLOCKS: tl.constexpr = INPUTS // BLOCK_INPUTS
+    output = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    split = tl.program_id(1)
+    first = split * NUM_BLOCKS // SPLITS
+    stop = (split + 1) * NUM_BLOCKS // SPLITS
+    row = tl.arange(0, BLOCK_ROWS)
+    inputs = tl.arange(0, BLOCK_INPUTS)[None, :]
+    of_weight = weight + output[:, None].to(tl.int64) * INPUTS
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        LINE: tl.constexpr = 1024 // weight.dtype.element_ty.primitive_bitwidth
+        ask_for(of_weight + (first * BLOCK_INPUTS + tl.arange(0, 2 * BLOCK_INPUTS // LINE) * LINE)[None, :])
+        tl.extra.cuda.gdc_wait()
+    is_row = row[:, None] < num_rows
+    total = tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), tl.float32)
+    for index in tl.range(first, stop):
+        v = tl.load(x + row[:, None] * INPUTS + inputs + index * BLOCK_INPUTS, mask=is_row, other=0.0)
+        w = tl.load(of_weight + inputs + index * BLOCK_INPUTS)
+        total = tl.dot(w, tl.trans(v), total, input_precision=PRECISION)
+    if HAS_BIAS:  # noqa: SIM102
+        if split == 0:
+            total += tl.load(bias + output).to(tl.float32)[:, None]
+    place = (split * num_rows + row[None, :]) * OUTPUTS + output[:, None]
+    tl.store(sums + place, total, mask=row[None, :] < num_rows)

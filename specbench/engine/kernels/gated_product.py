@@ -20,8 +20,10 @@ from torch import Tensor
 
 from specbench.engine.kernels.overlap import ask_for, launch_options, may_overlap
 
-#: Rows for which it was faster than cuBLAS and the activation: each program reads all of them.
-MAX_ROWS = 64
+#: Rows for which it was faster than cuBLAS and the activation: each program reads all of them, up to 64 in one tile of
+#: a matrix instruction and the rest in another.
+MAX_ROWS = 80
+_TILE_ROWS, _MORE_ROWS = 64, 16
 _BLOCK_WIDTH = 64
 #: Programs: at least one for about every multiprocessor of an H200, and no more than run at once, two on each.
 _MIN_PROGRAMS, _MAX_PROGRAMS = 128, 264
@@ -42,7 +44,7 @@ def gated_product(x: Tensor, gate_up: Tensor) -> Tensor:
     num_rows, num_inputs = x.shape
     width = len(gate_up) // 2
     output = x.new_empty(num_rows, width)
-    block_rows = max(16, triton.next_power_of_2(num_rows))
+    block_rows = min(max(16, triton.next_power_of_2(num_rows)), _TILE_ROWS)
     is_deep = block_rows == 16
     assert num_rows <= MAX_ROWS and x.is_contiguous() and gate_up.is_contiguous()
     assert width % _BLOCK_WIDTH == 0 and num_inputs % 128 == 0
@@ -57,6 +59,7 @@ def gated_product(x: Tensor, gate_up: Tensor) -> Tensor:
         # What two programs have room for.
         BLOCK_INPUTS=128 if is_deep else 64,
         BLOCK_ROWS=block_rows,
+        MORE_ROWS=_MORE_ROWS if num_rows > _TILE_ROWS else 0,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         **launch_options(x.device),
         num_warps=4,
@@ -76,32 +79,50 @@ def _gated_tile(
     BLOCK_WIDTH: tl.constexpr,
     BLOCK_INPUTS: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    MORE_ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):
-    """All rows, some gates and their ups."""
-    column = tl.program_id(0) * BLOCK_WIDTH + tl.arange(0, BLOCK_WIDTH)
-    row = tl.arange(0, BLOCK_ROWS)
-    inputs = tl.arange(0, BLOCK_INPUTS)
-    of_gate = gate_up + column[:, None].to(tl.int64) * INPUTS
-    of_up = of_gate + WIDTH * INPUTS
+    """All rows, some gates and, behind them in one tile, their ups."""
+    first_column = tl.program_id(0) * BLOCK_WIDTH
+    place = tl.arange(0, 2 * BLOCK_WIDTH)
+    matrix_row = first_column + place % BLOCK_WIDTH + place // BLOCK_WIDTH * WIDTH
+    of_matrix = gate_up + matrix_row[:, None].to(tl.int64) * INPUTS
+    inputs = tl.arange(0, BLOCK_INPUTS)[None, :]
     if MAY_OVERLAP:
         LINE: tl.constexpr = 1024 // gate_up.dtype.element_ty.primitive_bitwidth
-        line = (tl.arange(0, BLOCK_INPUTS // LINE) * LINE)[None, :]
-        ask_for(of_gate + line)
-        ask_for(of_up + line)
+        ask_for(of_matrix + (tl.arange(0, BLOCK_INPUTS // LINE) * LINE)[None, :])
         tl.extra.cuda.gdc_wait()
-    of_x = x + row[:, None] * INPUTS + inputs[None, :]
-    is_row = (row < num_rows)[:, None]
-    gate = tl.zeros((BLOCK_WIDTH, BLOCK_ROWS), tl.float32)
-    up = tl.zeros((BLOCK_WIDTH, BLOCK_ROWS), tl.float32)
+    row = tl.arange(0, BLOCK_ROWS)[:, None]
+    total = tl.zeros((2 * BLOCK_WIDTH, BLOCK_ROWS), tl.float32)
+    if MORE_ROWS > 0:
+        later_row = BLOCK_ROWS + tl.arange(0, MORE_ROWS)[:, None]
+        later_total = tl.zeros((2 * BLOCK_WIDTH, MORE_ROWS), tl.float32)
     for start in tl.range(0, INPUTS, BLOCK_INPUTS):
-        v = tl.trans(tl.load(of_x + start, mask=is_row, other=0.0))
-        gate = tl.dot(tl.load(of_gate + inputs[None, :] + start), v, gate, input_precision=PRECISION)
-        up = tl.dot(tl.load(of_up + inputs[None, :] + start), v, up, input_precision=PRECISION)
+        v = tl.load(x + row * INPUTS + inputs + start, mask=row < num_rows, other=0.0)
+        w = tl.load(of_matrix + inputs + start)
+        total = tl.dot(w, tl.trans(v), total, input_precision=PRECISION)
+        if MORE_ROWS > 0:
+            v = tl.load(x + later_row * INPUTS + inputs + start, mask=later_row < num_rows, other=0.0)
+            later_total = tl.dot(w, tl.trans(v), later_total, input_precision=PRECISION)
     if MAY_OVERLAP:
         tl.extra.cuda.gdc_launch_dependents()
+    _store_gated(output, total, first_column, 0, num_rows, WIDTH, BLOCK_WIDTH, BLOCK_ROWS)
+    if MORE_ROWS > 0:
+        _store_gated(output, later_total, first_column, BLOCK_ROWS, num_rows, WIDTH, BLOCK_WIDTH, MORE_ROWS)
+
+
+@triton.jit
+def _store_gated(
+    output, total, first_column, first_row, num_rows,
+    WIDTH: tl.constexpr,
+    BLOCK_WIDTH: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):  # fmt: skip
+    gate, up = tl.split(tl.permute(tl.reshape(total, (2, BLOCK_WIDTH, BLOCK_ROWS)), (1, 2, 0)))
     gate = gate.to(output.dtype.element_ty).to(tl.float32)
     up = up.to(output.dtype.element_ty).to(tl.float32)
     values = (gate / (1.0 + tl.exp(-gate)) * up).to(output.dtype.element_ty)
-    tl.store(output + row[None, :] * WIDTH + column[:, None], values, mask=(row < num_rows)[None, :])
+    row = first_row + tl.arange(0, BLOCK_ROWS)[None, :]
+    column = first_column + tl.arange(0, BLOCK_WIDTH)[:, None]
+    tl.store(output + row * WIDTH + column, values, mask=row < num_rows)

@@ -12,6 +12,9 @@ from torch import Tensor
 from specbench.engine.kernels.few_rows import load_sum
 from specbench.engine.kernels.overlap import launch_options
 
+#: Rows that leave multiprocessors idle: each is spread over twice as many warps.
+_FEW_ROWS = 64
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [..., *weight.shape] -> the same: over the last dimension, in fp32."""
@@ -45,8 +48,8 @@ def _launch(
 ) -> None:  # fmt: skip
     assert x.is_contiguous() and delta.is_contiguous() and weight.is_contiguous()
     width = weight.shape[-1]
-    block = triton.next_power_of_2(width)
-    _norm_row[(x.numel() // width,)](
+    block, num_rows = triton.next_power_of_2(width), x.numel() // width
+    _norm_row[(num_rows,)](
         x,
         delta,
         weight,
@@ -61,7 +64,7 @@ def _launch(
         HAS_DELTA=has_delta,
         HAS_X=has_x,
         **launch_options(x.device),
-        num_warps=min(max(block // 512, 1), 16),
+        num_warps=min(max(block // (256 if num_rows <= _FEW_ROWS else 512), 1), 16),
     )
 
 

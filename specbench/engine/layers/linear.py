@@ -54,6 +54,8 @@ class Linear:
         plan = self._plan
         if plan is not None and len(x) <= few_rows.MAX_ROWS and (most is None or plan.num_splits <= most):
             return few_rows.partial_sums(x, self._weight, self._bias, plan)
+        if plan is not None and most is None and few_rows.takes_staged(len(x), len(self._weight)):
+            return few_rows.staged_sums(x, self._weight, self._bias)
         num_splits = few_rows.num_batched(len(x), *self._weight.shape)
         if num_splits == 1 or self._bias is not None:
             return self(x)

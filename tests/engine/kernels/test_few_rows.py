@@ -9,7 +9,16 @@ from torch import Tensor
 pytest.importorskip("triton")
 from specbench.engine.kernels.activation import silu_and_multiply
 from specbench.engine.kernels.attention_inputs import HeadNorm, HeadShape, Turn, attention_inputs
-from specbench.engine.kernels.few_rows import MAX_ROWS, RowPlan, batched_sums, num_batched, partial_sums, plan_product
+from specbench.engine.kernels.few_rows import (
+    MAX_ROWS,
+    RowPlan,
+    batched_sums,
+    num_batched,
+    partial_sums,
+    plan_product,
+    staged_sums,
+    takes_staged,
+)
 from specbench.engine.kernels.norm import add_rms_norm
 from specbench.engine.layers.linear import Linear
 
@@ -36,6 +45,21 @@ def test_sums_add_up_to_the_product(outputs: int, inputs: int, num_splits: int, 
     assert sums.shape == (num_splits, num_rows, outputs) and sums.dtype == torch.float32
     expected = x.double() @ weight.double().T + (bias.double() if has_bias else 0)
     assert error(sums.sum(0), expected) < 1e-5
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 32])
+def test_staged_sums_add_up_to_the_product(num_rows: int, has_bias: bool) -> None:
+    x, weight, bias = randn(num_rows, 640), randn(128, 640), randn(128)
+    sums = staged_sums(x, weight, bias if has_bias else None)
+    assert sums.shape == (2, num_rows, 128) and sums.dtype == torch.float32
+    expected = x.double() @ weight.double().T + (bias.double() if has_bias else 0)
+    assert error(sums.sum(0), expected) < 1e-5
+
+
+def test_sums_are_staged_of_matrices_that_are_too_wide_for_a_batch() -> None:
+    assert [takes_staged(rows, 6144) for rows in (10, 32, 33)] == [True, True, False]
+    assert not takes_staged(16, 4096) and not takes_staged(16, 24576)
 
 
 def test_a_matrix_that_falls_into_no_tiles_has_no_plan() -> None:

@@ -27,14 +27,14 @@ def error(num_rows: int, width: int, hidden: int, dtype: torch.dtype) -> float:
     return float((gated_product(x, gate_up) - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("num_rows", [1, 9, 16, 17, 40, 64])
+@pytest.mark.parametrize("num_rows", [1, 9, 16, 17, 40, 64, 65, 80])
 def test_equals_its_parts(num_rows: int) -> None:
     assert error(num_rows, 128, 256, torch.float32) < 2e-6
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
-@pytest.mark.parametrize("num_rows", [1, 9, 16, 17, 33, 64])
+@pytest.mark.parametrize("num_rows", [1, 9, 16, 17, 33, 64, 80])
 def test_equals_its_parts_on_a_gpu(num_rows: int) -> None:
     assert error(num_rows, 12288, 4096, torch.bfloat16) < 6e-3
 

@@ -54,9 +54,17 @@ def only(statements: list[ast.stmt], call: str) -> int:
     return place
 
 
+def begins_with_another(body: list[ast.stmt]) -> bool:
+    """Whether the first thing is a function that waits for it, and is tested itself."""
+    functions = {function for function, _ in calls(body[0])}
+    return bool(functions & {kernel.name for kernel in overlapping_kernels()})
+
+
 @pytest.mark.parametrize("kernel", overlapping_kernels(), ids=lambda kernel: kernel.name)
 def test_a_kernel_waits_before_it_touches_what_a_step_makes(kernel: ast.FunctionDef) -> None:
     body = kernel.body[bool(ast.get_docstring(kernel)) :]
+    if begins_with_another(body):
+        return
     launch, wait = only(body, LAUNCH), only(body, WAIT)
     text = ast.unparse(kernel)
     assert (launch <= wait) == (kernel.name not in LAUNCHES_LAST)

@@ -162,8 +162,10 @@ def test_equals_the_reference(name: str) -> None:
     assert error(CASES[name]) < 1e-6
 
 
-def test_a_launch_of_its_own_adds_up_what_is_much() -> None:
+def test_the_last_program_adds_up_where_that_was_faster() -> None:
     assert plan_tiles(1, 1, 1, 4, 8, 256).is_combined
+    assert not plan_tiles(4, 4, 1, 4, 8, 256).is_combined and not plan_tiles(16, 16, 1, 4, 8, 256).is_combined
+    assert plan_tiles(32, 32 * 3, 3, 4, 8, 256).is_combined
     assert plan_tiles(16, 16 * 9, 9, 4, 8, 256).is_combined
     assert not plan_tiles(1, 9, 9, 4, 8, 256).is_combined
     assert not plan_tiles(64, 64, 1, 4, 8, 256).is_combined, "one split has nothing to add up"
