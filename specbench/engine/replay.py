@@ -21,7 +21,8 @@ import torch
 from specbench.engine.content.hearing import hear
 from specbench.engine.content.placement import PlacedContent, content_between
 from specbench.engine.execution.features import step_content
-from specbench.engine.layers.metadata import AttentionMetadataBuilder, RowLayout, num_table_columns
+from specbench.engine.layers.metadata import RowLayout, num_table_columns
+from specbench.engine.layers.metadata_builder import AttentionMetadataBuilder
 from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.proposers.row_indices import row_indices
 from specbench.engine.sampling.parameters import RequestSampling, bad_word_sequences, stop_ids

@@ -12,10 +12,10 @@ from specbench.engine.layers.attention_backends.choose import make_backend
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.metadata import (
     AttentionMetadata,
-    AttentionMetadataBuilder,
     RowLayout,
     num_table_columns,
 )
+from specbench.engine.layers.metadata_builder import AttentionMetadataBuilder
 from specbench.engine.models.inkling import InklingModel
 from specbench.engine.models.registry import build_model, build_modules, load_model_config
 from specbench.engine.models.target import MTPModules, TargetModel

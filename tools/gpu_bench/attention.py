@@ -13,7 +13,8 @@ import torch
 from specbench.engine.cache_group import CacheGroupSpec, StreamSpec
 from specbench.engine.layers.attention_backends.backend import AttentionBackend, AttentionPass, LayerAttention
 from specbench.engine.layers.attention_backends.choose import BACKENDS, make_backend
-from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, RowLayout
+from specbench.engine.layers.metadata import AttentionMetadata, RowLayout
+from specbench.engine.layers.metadata_builder import AttentionMetadataBuilder
 
 from .cases import synchronize
 from .ceilings import median_seconds

@@ -21,7 +21,8 @@ from specbench.engine.execution.token_logprobs import LogprobRows, TokenLogprobs
 from specbench.engine.layers import fusion
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.features import StepFeatures
-from specbench.engine.layers.metadata import AttentionMetadataBuilder, DeviceLayout, RowLayout, TargetOutput
+from specbench.engine.layers.metadata import DeviceLayout, RowLayout, TargetOutput
+from specbench.engine.layers.metadata_builder import AttentionMetadataBuilder
 from specbench.engine.layers.token_pool import read_tokens
 from specbench.engine.models.target import TargetModel
 from specbench.engine.proposers.proposer import AdmittedRequest, DraftBatch, MixedRows, Proposer

@@ -1,6 +1,6 @@
 """The rows of a step, and their tokens, as kernels take them. No Triton.
 
-Belongs here: layouts that several kernels share. Does not belong here: how they are made (layers/metadata.py).
+Belongs here: layouts that several kernels share. Does not belong here: how they are made (layers/metadata_builder.py).
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
 from specbench.engine.layers.cache import CachePool
 from specbench.engine.layers.features import StepFeatures
-from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder, DeviceLayout, RowLayout
+from specbench.engine.layers.metadata import AttentionMetadata, DeviceLayout, RowLayout
+from specbench.engine.layers.metadata_builder import AttentionMetadataBuilder
 from specbench.engine.layers.to_device import to_device
 from specbench.engine.layers.token_pool import read_tokens
 from specbench.engine.models.registry import (

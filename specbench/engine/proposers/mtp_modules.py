@@ -14,7 +14,8 @@ from specbench.engine.checkpoints.checkpoint import Checkpoint
 from specbench.engine.config import EngineConfig
 from specbench.engine.kernels.step_rows import PoolTokens
 from specbench.engine.layers import fusion
-from specbench.engine.layers.metadata import AttentionMetadata, AttentionMetadataBuilder
+from specbench.engine.layers.metadata import AttentionMetadata
+from specbench.engine.layers.metadata_builder import AttentionMetadataBuilder
 from specbench.engine.layers.token_pool import read_tokens
 from specbench.engine.models.registry import build_modules
 from specbench.engine.models.target import MTPModules, TargetModel

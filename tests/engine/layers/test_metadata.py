@@ -10,10 +10,10 @@ import torch
 from specbench.engine.cache_group import CacheGroupSpec
 from specbench.engine.layers.metadata import (
     AttentionMetadata,
-    AttentionMetadataBuilder,
     DeviceLayout,
     num_table_columns,
 )
+from specbench.engine.layers.metadata_builder import AttentionMetadataBuilder
 from tests.engine.paged_sequences import PagedSequences, load_target
 
 BLOCK_SIZE = 4
