@@ -35,6 +35,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+IS_SHARED = torch.cuda.device_count() < 2
+NUM_TOKENS = 12 if IS_SHARED else 24
 SETTINGS: dict[str, Any] = {
     "device": "cuda",
     "attention_backend": "triton",
@@ -42,7 +44,7 @@ SETTINGS: dict[str, Any] = {
     "ngram_min": 1,
     "max_num_seqs": 4,
     "max_num_batched_tokens": 64,
-    "ranks_per_gpu": 1 if torch.cuda.device_count() > 1 else 2,
+    "ranks_per_gpu": 2 if IS_SHARED else 1,
 }
 CASES = [
     ("inkling", "mtp_multi", 3),
@@ -78,7 +80,7 @@ def engines() -> Iterator[Engines]:
 def requests() -> list[GenerateRequest]:
     """Greedy and tempered ones in turn, more than run at once."""
     return [
-        token_request(f"r{index}", prompt, 24, temperature=index % 2, seed=5)
+        token_request(f"r{index}", prompt, NUM_TOKENS, temperature=index % 2, seed=5)
         for index, prompt in enumerate(ragged_prompts(6, seed=0))
     ]
 
