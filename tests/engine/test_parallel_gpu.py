@@ -4,6 +4,7 @@ is different, but that NCCL goes through sockets."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch.distributed import Store
 
+from specbench.engine.checkpoints.checkpoint import CONFIG_FILE, read_json
 from specbench.engine.config import EngineConfig
 from specbench.engine.engines import Engines
 from specbench.engine.execution.cuda_graphs import Recording
@@ -24,8 +26,9 @@ from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.parallel_engine import ParallelEngine, serve_engine
 from specbench.engine.shard import Shard
 from specbench.generate import GenerateRequest
+from specbench.model_choice import SHAPES_FOLDER
 from tests.engine.checkpoints.quantised_decoders import build_quantised_qwen3
-from tests.engine.harness import engine_config, make_engine, outputs, token_request
+from tests.engine.harness import engine_config, make_engine, outputs, run, token_request
 from tests.engine.models.test_mimo import build_tiny_mimo
 from tests.engine.test_speculation import ragged_prompts
 from tests.engine.tiny_decoders import build_tiny_decoder
@@ -35,6 +38,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+#: Of log-probabilities in bf16.
+NEAR = 0.1
 IS_SHARED = torch.cuda.device_count() < 2
 NUM_TOKENS = 12 if IS_SHARED else 24
 SETTINGS: dict[str, Any] = {
@@ -119,6 +124,41 @@ def test_the_same_with_other_sums_and_without_graphs(
     folders: dict[str, Path], engines: Engines, model: str, k: int, sums: str, has_graphs: bool
 ) -> None:
     check_same(engines, folders[model], k, cuda_graphs=has_graphs, rank_all_reduce=sums)
+
+
+def few_layers(shape: str, num_layers: int, folder: Path) -> Path:
+    """A shape of real widths, of which a few layers are left."""
+    config = read_json(SHAPES_FOLDER / shape / CONFIG_FILE)
+    text = config.get("text_config", config)
+    text["num_hidden_layers"] = num_layers
+    if "local_layer_ids" in text:
+        text["local_layer_ids"] = [layer for layer in text["local_layer_ids"] if layer < num_layers]
+    (folder / CONFIG_FILE).write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(("shape", "num_layers", "k"), [("qwen3_8b", 3, 0), ("inkling_8b", 6, 2)], ids=str)
+def test_real_widths(engines: Engines, tmp_path: Path, shape: str, num_layers: int, k: int) -> None:
+    check_same(engines, few_layers(shape, num_layers, tmp_path), k, load="random", cuda_graphs=True)
+
+
+def test_near_ties_alone_are_decided_otherwise_in_bf16(engines: Engines, tmp_path: Path) -> None:
+    """Where products of few rows give partial sums. Not of experts: which of them run is a near tie, too."""
+    folder = few_layers("qwen3_8b", 3, tmp_path)
+    asked = [token_request(f"r{i}", ids, NUM_TOKENS, logprobs=5) for i, ids in enumerate(ragged_prompts(4, seed=1))]
+    fields = SETTINGS | {"load": "random", "dtype": "bfloat16", "cuda_graphs": True}
+    alone = run(make_engine(folder, **fields), asked)
+    engine = start(engines, folder, 0, **fields, rank_all_reduce="one_shot")
+    together = run(engine, asked)
+    engine.close()
+    for name, result in alone.items():
+        first, other = result.logprobs, together[name].logprobs
+        assert first is not None and other is not None
+        assert abs(first[0].top[0][1] - other[0].top[0][1]) < NEAR
+        at = next((i for i, (a, b) in enumerate(zip(first, other, strict=True)) if a.token_id != b.token_id), None)
+        if at is not None:
+            likely = dict(first[at].top)
+            assert likely[first[at].token_id] - likely[other[at].token_id] < NEAR
 
 
 @pytest.mark.parametrize(("model", "k"), [("inkling", 3), ("moe", 0)], ids=str)
