@@ -1,92 +1,23 @@
 """The whole run as frozen dataclasses, checked as a whole before anything starts.
 
-Belongs here: one dataclass a config group, its types and ranges, the rules across groups, and `resolve`, which puts
-the checkpoint's facts in place of every "auto" and null. Does not belong here: Hydra (cli.py), reading checkpoints,
-doing anything.
+Belongs here: one dataclass a config group, its types and ranges, and the rules across groups. Does not belong here: how
+values are read (config_values.py), what stands for "auto" and null (resolved_config.py), Hydra (cli.py), doing
+anything.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import sys
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from specbench.config_values import Above, AtLeast, Between, Counted, OneOf, Within, build_config
 from specbench.engine.config import FAULTS
 from specbench.engine.proposer_table import PROPOSERS
 from specbench.errors import UserError, near_name
 from specbench.records import INTERLEAVED
-
-
-@dataclass(frozen=True, slots=True)
-class AtLeast:
-    """The number may not be smaller."""
-
-    minimum: float
-
-    def complaint(self, value: Any) -> str | None:
-        return None if value >= self.minimum else f"must be at least {self.minimum:g}, not {value}"
-
-
-@dataclass(frozen=True, slots=True)
-class Above:
-    """The number must be larger."""
-
-    limit: float
-
-    def complaint(self, value: Any) -> str | None:
-        return None if value > self.limit else f"must be above {self.limit:g}, not {value}"
-
-
-@dataclass(frozen=True, slots=True)
-class Between:
-    """The number lies between two others, or is one of them."""
-
-    low: float
-    high: float
-
-    def complaint(self, value: Any) -> str | None:
-        good = self.low <= value <= self.high
-        return None if good else f"must be from {self.low:g} to {self.high:g}, not {value}"
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """How many there are: at least `low`, and at most `high`, beyond which laying them out would never end."""
-
-    low: int
-    high: int = 10**9
-
-    def complaint(self, value: Any) -> str | None:
-        if value < self.low:
-            return f"must be at least {self.low}, not {value}"
-        return None if value <= self.high else f"must be at most {self.high:,}, not {value}"
-
-
-@dataclass(frozen=True, slots=True)
-class Within:
-    """The number lies above `low` and at most at `high`."""
-
-    low: float
-    high: float
-
-    def complaint(self, value: Any) -> str | None:
-        good = self.low < value <= self.high
-        return None if good else f"must be above {self.low:g} and at most {self.high:g}, not {value}"
-
-
-@dataclass(frozen=True, slots=True)
-class OneOf:
-    """The value is one of a few names."""
-
-    names: tuple[str, ...]
-
-    def complaint(self, value: Any) -> str | None:
-        return None if value in self.names else f"unknown value {value!r}; {near_name(str(value), self.names)}"
-
 
 #: Of spec.method, "none" apart: the ways to draft.
 METHODS = tuple(dict.fromkeys(line.method for line in PROPOSERS.values()))
@@ -353,7 +284,7 @@ class RunConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunConfig:
         """The typed configuration of plain containers; any mistake is a UserError naming `group.key`."""
-        config = _build(cls, values, prefix="")
+        config = build_config(cls, values, prefix="")
         _check_across_groups(config)
         return config
 
@@ -374,181 +305,8 @@ SHAPES = ("qwen3_8b", "qwen3_8b_fp8", "mimo_7b", "inkling_8b", "inkling_nvfp4", 
 #: Formats of every report, and those that report.formats adds.
 ALWAYS_WRITTEN = ("md", "json")
 REPORT_FORMATS = ("pr", "html", "csv", "svg", "png")
-#: Samples of the packaged problems that run unless eval.num_samples says otherwise.
-PACKAGED_NUM_SAMPLES = 100
-#: Samples of the plain baseline, per request at once, where report.plain_baseline_requests is unset.
-BASELINE_REQUESTS_A_SLOT = 4
 #: Requests at once beside a load that has no limit of its own.
 SIDE_CONCURRENCY = 8
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointFacts:
-    """What the rules need to know of a checkpoint: read from config.json, never from weights."""
-
-    path: str
-    #: The checkpoint that comes with specbench.
-    packaged: bool
-    num_modules: int
-    max_model_len: int
-    #: Whether a token's place is part of what the model reads, so that places behind max_model_len mean nothing to it.
-    has_positions: bool
-    #: "float32" or "bfloat16".
-    dtype: str
-    #: "chain" or "target".
-    hidden_feedback: str
-    #: What an unset key of the sampling group stands for.
-    sampling: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """A configuration without "auto" or null, and one line for each value that was put in."""
-
-    config: RunConfig
-    differences: tuple[str, ...]
-
-
-def resolve(config: RunConfig, facts: CheckpointFacts, *, device: str, is_sweep: bool) -> Resolved:
-    """A new configuration with the checkpoint's facts in it; UserError where the two don't fit.
-
-    `device` is the one that "auto" stands for on this machine.
-    """
-    changes: dict[str, dict[str, Any]] = {group.name: {} for group in dataclasses.fields(RunConfig)}
-    if config.engine.device == "auto":
-        changes["engine"]["device"] = device
-    on_cpu = (changes["engine"].get("device") or config.engine.device) == "cpu"
-    if config.model.dtype == "auto":
-        changes["model"]["dtype"] = "float32" if on_cpu else facts.dtype
-    if config.engine.pipeline_depth is None:
-        changes["engine"]["pipeline_depth"] = 0 if on_cpu else 1
-    changes["model"]["max_model_len"] = _model_len(config, facts)
-    changes["spec"] |= _spec_changes(config.spec, facts)
-    unset = [key for key in facts.sampling if getattr(config.sampling, key) is None]
-    changes["sampling"] |= {key: facts.sampling[key] for key in unset}
-    if is_text_meaningless(config):
-        changes["eval"]["scorer"] = None
-    has_packaged_data = facts.packaged and config.eval.name in ("gsm8k", "mmau") and config.eval.data is None
-    if has_packaged_data and config.eval.num_samples is None:
-        changes["eval"]["num_samples"] = PACKAGED_NUM_SAMPLES
-    if config.eval.name == "speed_bench" and config.eval.data is not None and not config.eval.truncate:
-        changes["eval"]["isl"] = None  # prompts have the lengths that they have
-    if config.eval.has_exact_output and not config.sampling.ignore_eos:
-        changes["sampling"]["ignore_eos"] = True
-    if config.load.warmup is None:
-        changes["load"]["warmup"] = config.side_concurrency
-    if config.report.plain_baseline_requests is None:
-        is_interleaved = config.report.baseline == INTERLEAVED
-        is_measured = facts.packaged and config.spec.method != "none" and not is_sweep and not is_interleaved
-        changes["report"]["plain_baseline_requests"] = BASELINE_REQUESTS_A_SLOT * config.side_concurrency * is_measured
-    strict = config.strict
-    if strict is None:
-        strict = (is_sweep or bool(config.report.gates)) and config.model.name != "inkling_nano"
-    resolved = dataclasses.replace(
-        config,
-        strict=strict,
-        **{name: dataclasses.replace(getattr(config, name), **values) for name, values in changes.items() if values},
-    )
-    _check_resolved(resolved, facts)
-    return Resolved(resolved, tuple(_differences(config, resolved)))
-
-
-def is_text_meaningless(config: RunConfig) -> bool:
-    """What random weights say, and what coins accept, is no answer to anything."""
-    return config.spec.rejection_sample_method == "synthetic" or config.model.load == "random"
-
-
-def plain_run_config(config: RunConfig) -> RunConfig:
-    """The same run without speculation, of which nothing is asked beyond its own report."""
-    spec = dataclasses.replace(
-        config.spec,
-        name="none",
-        method="none",
-        num_speculative_tokens=None,
-        modules="auto",
-        checkpoint=None,
-        drafts=None,
-        accepted_counts=None,
-        accepted_rates=None,
-        hidden_feedback="auto",
-        draft_sample_method="greedy",
-        rejection_sample_method="standard",
-        synthetic_acceptance_rates=None,
-        synthetic_acceptance_length=None,
-        faults=(),
-    )
-    report = dataclasses.replace(config.report, gates=(), baseline=None, plain_baseline_requests=0, objective=None)
-    return dataclasses.replace(config, spec=spec, report=report)
-
-
-def _model_len(config: RunConfig, facts: CheckpointFacts) -> int:
-    """Tokens of prompt and output together: what was asked for, at most the checkpoint's own where positions end."""
-    asked = config.model.max_model_len
-    if asked is not None and asked > facts.max_model_len and facts.has_positions:
-        raise UserError(
-            f"model.max_model_len: {asked} is more than the {facts.max_model_len} tokens that {facts.path} was made for"
-        )
-    return facts.max_model_len if asked is None else asked
-
-
-def _spec_changes(spec: SpecConfig, facts: CheckpointFacts) -> dict[str, Any]:
-    if spec.method == "none":
-        return {}
-    changes = _mtp_changes(spec, facts) if spec.method == "mtp" else {}
-    num_drafts = changes.get("num_speculative_tokens", spec.num_speculative_tokens)
-    assert num_drafts is not None
-    if spec.rejection_sample_method == "synthetic":
-        changes["synthetic_acceptance_rates"] = _synthetic_rates(spec, num_drafts)
-    if spec.method == "draft_model" and spec.checkpoint is None:
-        if not facts.packaged:
-            raise UserError("spec.checkpoint: spec=draft_model needs a draft's; say spec.checkpoint=DIR or owner/name")
-        changes["checkpoint"] = facts.path
-    if spec.method == "stub" and spec.accepted_counts is None and spec.accepted_rates is None:
-        changes["accepted_counts"] = tuple(range(num_drafts + 1))
-    return changes
-
-
-def _mtp_changes(spec: SpecConfig, facts: CheckpointFacts) -> dict[str, Any]:
-    if facts.num_modules == 0:
-        raise UserError(f"spec.method: {facts.path} has no MTP modules; say spec=ngram, spec=draft_model or spec=none")
-    asked = spec.num_speculative_tokens
-    is_multi = spec.modules == "multi" or (spec.modules == "auto" and facts.num_modules > 1)
-    if not is_multi:
-        if spec.hidden_feedback == "target":
-            raise UserError(
-                "spec.hidden_feedback: the later rows of one module that runs again have no target's hidden; say chain"
-            )
-        if spec.faults:
-            raise UserError("spec.faults: these are faults of several modules; say spec=mtp_multi")
-        return {"modules": "single", "num_speculative_tokens": asked or 1}
-    if asked is not None and asked > facts.num_modules:
-        raise UserError(
-            f"spec.num_speculative_tokens: {asked} drafts need {asked} MTP modules, {facts.path} has "
-            f"{facts.num_modules}; say at most {facts.num_modules}, or spec.modules=single to run one module again"
-        )
-    changes: dict[str, Any] = {"modules": "multi", "num_speculative_tokens": asked or facts.num_modules}
-    if spec.hidden_feedback == "auto":
-        changes["hidden_feedback"] = facts.hidden_feedback
-    return changes
-
-
-def _synthetic_rates(spec: SpecConfig, num_drafts: int) -> tuple[float, ...]:
-    """Chance that drafts 0 .. i are all accepted, for each draft: as given, or a run of sure drafts and one in doubt
-    that have the given mean length."""
-    rates, length = spec.synthetic_acceptance_rates, spec.synthetic_acceptance_length
-    if rates is None:
-        assert length is not None
-        if length > num_drafts + 1:
-            raise UserError(
-                f"spec.synthetic_acceptance_length: {num_drafts} drafts and the bonus token make at most "
-                f"{num_drafts + 1} tokens a step, not {length:g}"
-            )
-        return tuple(min(1.0, max(0.0, length - 1 - draft)) for draft in range(num_drafts))
-    if len(rates) != num_drafts:
-        raise UserError(
-            f"spec.synthetic_acceptance_rates: {num_drafts} drafts need {num_drafts} rates, not {len(rates)}"
-        )
-    return rates
 
 
 def _check_spec_sampling(spec: SpecConfig) -> None:
@@ -730,118 +488,8 @@ def _check_across_groups(config: RunConfig) -> None:
         )
 
 
-def _check_resolved(config: RunConfig, facts: CheckpointFacts) -> None:
-    """The rules that need the checkpoint's facts."""
-    max_model_len = config.model.max_model_len
-    assert max_model_len is not None
-    if config.cache.block_size > max_model_len:
-        raise UserError(
-            f"cache.block_size: {config.cache.block_size} is more than the context of {max_model_len} tokens; lower it"
-        )
-    if config.eval.max_output_tokens >= max_model_len:
-        key = "max_output_tokens" if config.eval.osl is None else "osl"
-        raise UserError(
-            f"eval.{key}: {config.eval.max_output_tokens} leaves no room for a prompt in a context of "
-            f"{max_model_len} tokens; lower it or raise model.max_model_len"
-        )
-    is_multi = config.spec.method == "mtp" and config.spec.modules == "multi"
-    num_modules = (config.spec.num_speculative_tokens or 0) if is_multi else 0
-    if config.engine.max_num_batched_tokens < num_modules:
-        raise UserError(
-            f"engine.max_num_batched_tokens: {config.engine.max_num_batched_tokens} is below {num_modules}, the prompt "
-            f"tokens that {num_modules} MTP modules read ahead, so a chunk of a prompt could stall; raise it"
-        )
-
-
-def _differences(before: RunConfig, after: RunConfig) -> list[str]:
-    """`group.key: old -> new` for each value that `resolve` put in."""
-    old, new = before.to_dict(), after.to_dict()
-    lines = []
-    for group, values in new.items():
-        if not isinstance(values, dict):
-            if values != old[group]:
-                lines.append(f"{group}: {old[group]} -> {values}")
-            continue
-        lines += [
-            f"{group}.{key}: {old[group][key]} -> {value}" for key, value in values.items() if value != old[group][key]
-        ]
-    return lines
-
-
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
-
-
-def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
-    """An instance of the dataclass `cls` from plain values, every key known and every value of its type."""
-    hints = typing.get_type_hints(cls, include_extras=True)
-    for key in values:
-        if key not in hints:
-            raise UserError(f"{prefix}{key}: unknown key; {near_name(str(key), hints)}")
-    arguments = {}
-    optional = {field.name for field in dataclasses.fields(cls) if field.default is not dataclasses.MISSING}
-    for key, hint in hints.items():
-        if key not in values:
-            if key in optional:  # a value that the other options of its group have no use for
-                continue
-            raise UserError(_missing(prefix + key, hint))
-        arguments[key] = _value(values[key], hint, prefix + key)
-    return cls(**arguments)
-
-
-def _missing(path: str, hint: Any) -> str:
-    if dataclasses.is_dataclass(hint):
-        return f"{path}: none was chosen; say +{path}=NAME (`specbench list {path}` shows them)"
-    return f"{path}: missing; say +{path}=VALUE"
-
-
-def _value(value: Any, hint: Any, path: str) -> Any:
-    """`value` as the type hint wants it."""
-    if value == "???":
-        raise UserError(f"{path}: has no default; say {path}=VALUE")
-    if dataclasses.is_dataclass(hint):
-        assert isinstance(hint, type)
-        if not isinstance(value, Mapping):
-            raise UserError(f"{path}: a config group, not a value; say {path}.KEY=VALUE")
-        return _build(hint, value, prefix=path + ".")
-    origin = typing.get_origin(hint)
-    if origin in (types.UnionType, typing.Union):
-        inner = [part for part in typing.get_args(hint) if part is not types.NoneType]
-        assert len(inner) == 1
-        return None if value is None else _value(value, inner[0], path)
-    if origin is Annotated:
-        base, rule = typing.get_args(hint)
-        # Names are asked for by name, also where a value of another type was given.
-        checked = value if isinstance(rule, OneOf) else _value(value, base, path)
-        if complaint := rule.complaint(checked):
-            raise UserError(f"{path}: {complaint}")
-        return checked
-    if origin is tuple:
-        return _list(value, typing.get_args(hint)[0], path)
-    return _scalar(value, hint, path)
-
-
-def _list(value: Any, item_hint: type, path: str) -> tuple:
-    example = {str: "texts such as [a,b]", float: "numbers such as [0.8,0.6]", int: "whole numbers such as [1,2]"}
-    try:
-        if not isinstance(value, list | tuple):
-            raise UserError("")
-        return tuple(_scalar(item, item_hint, path) for item in value)
-    except UserError:
-        raise UserError(f"{path}: must be a list of {example[item_hint]}, not {value!r}") from None
-
-
-def _scalar(value: Any, hint: type, path: str) -> Any:
-    """A bool, int, float or str; an int is a float too, and nothing else is anything else."""
-    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        # No setting means anything at infinity, and a whole number can be larger than any other.
-        if not abs(value) <= sys.float_info.max:
-            raise UserError(f"{path}: must be a finite number, not {value!r}")
-        return float(value)
-    if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
-        return value
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    raise UserError(f"{path}: must be {names[hint]}, not {value!r}")
 
 
 def known_keys() -> list[str]:

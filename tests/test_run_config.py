@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from specbench.errors import UserError
-from specbench.run_config import PACKAGED_NUM_SAMPLES, CheckpointFacts, RunConfig, known_keys, resolve
+from specbench.resolved_config import PACKAGED_NUM_SAMPLES, CheckpointFacts, resolve
+from specbench.run_config import RunConfig, known_keys
 
 VALUES: dict[str, Any] = {
     "model": {

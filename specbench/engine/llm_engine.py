@@ -27,12 +27,7 @@ from specbench.engine.execution.step_memory import measure_step_memory, measures
 from specbench.engine.execution.step_results import PendingStep
 from specbench.engine.layers.attention_backends.choose import make_backend
 from specbench.engine.layers.parallel import ALONE, TensorParallel
-from specbench.engine.models.registry import (
-    build_model,
-    content_tokens,
-    load_model_config,
-    open_checkpoint,
-)
+from specbench.engine.models.registry import build_model, content_tokens, load_model_config, open_checkpoint
 from specbench.engine.models.target import ContentEncoder
 from specbench.engine.output_stream import OutputStream
 from specbench.engine.proposer_table import PROPOSERS
@@ -46,13 +41,7 @@ from specbench.engine.scheduling.scheduler import Scheduler, SchedulerConfig
 from specbench.engine.scheduling.step import SchedulerOutput, StepOutput
 from specbench.engine.tokenizer import encode_prompt, load_tokenizer
 from specbench.errors import UserError
-from specbench.generate import (
-    GenerateListener,
-    GenerateRequest,
-    GenerateResult,
-    Load,
-    TokenLogprob,
-)
+from specbench.generate import GenerateListener, GenerateRequest, GenerateResult, Load, TokenLogprob
 from specbench.record_columns import RequestSteps
 from specbench.records import EngineStep
 from specbench.submission import Client, Submission

@@ -12,7 +12,8 @@ from specbench.engine.content.content_tokens import AUDIO
 from specbench.engine.models.registry import content_tokens, load_model_config, num_parameters, open_checkpoint
 from specbench.generate import GenerateRequest
 from specbench.model_choice import ModelChoice
-from specbench.run_config import CheckpointFacts, RunConfig
+from specbench.resolved_config import CheckpointFacts
+from specbench.run_config import RunConfig
 
 
 def sharing_notices(config: RunConfig) -> Iterable[str]:

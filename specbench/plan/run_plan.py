@@ -50,14 +50,8 @@ from specbench.plan.notices import (
 from specbench.plan.prompt_checks import check_prompts, require_tokenizer
 from specbench.recorded_drafts import check_drafts
 from specbench.records import INTERLEAVED, ModelIdentity
-from specbench.run_config import (
-    CheckpointFacts,
-    RunConfig,
-    SpecConfig,
-    is_text_meaningless,
-    plain_run_config,
-    resolve,
-)
+from specbench.resolved_config import CheckpointFacts, is_text_meaningless, plain_run_config, resolve
+from specbench.run_config import RunConfig, SpecConfig
 
 
 @dataclass(frozen=True, slots=True)
