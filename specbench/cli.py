@@ -372,6 +372,8 @@ def _chooses_model(parsed: list[Override]) -> bool:
 def _check_override(override: Override) -> None:
     """A group, an option of it, or a key that exists; the nearest name otherwise."""
     key = override.key_or_group
+    if key == "hydra.run.dir":
+        raise UserError("hydra.run.dir: a run's directory is named by what ran; say output_root=DIR for where it goes")
     if key.startswith("hydra"):
         _check_plugin(override)
         return

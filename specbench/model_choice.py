@@ -60,6 +60,7 @@ def choose_draft(checkpoint: str, load: str) -> ModelChoice:
 def _find_shape(checkpoint: str, revision: str | None, requested: str, key: str) -> ModelChoice:
     """config.json for random weights: a shape of our own, a folder, or a repository whose weights are left there."""
     if checkpoint in SHAPES and not Path(checkpoint).is_dir():
+        _check_no_revision(revision, f"{checkpoint} is a shape of specbench")
         folder = SHAPES_FOLDER / checkpoint
         return ModelChoice(requested, _random_name(checkpoint), folder, None, packaged=False)
     if not Path(checkpoint).expanduser().is_dir() and "/" not in checkpoint:
@@ -78,7 +79,8 @@ def _find(
     """A folder or a repository that the setting `key` names."""
     folder = Path(checkpoint).expanduser()
     if folder.is_dir():
-        return ModelChoice(requested, folder.resolve().name, folder.resolve(), revision, packaged=False)
+        _check_no_revision(revision, f"{checkpoint} is a folder")
+        return ModelChoice(requested, folder.resolve().name, folder.resolve(), None, packaged=False)
     if checkpoint in SHAPES:
         raise UserError(f"{key}: {checkpoint} is a shape of specbench, without weights; say model.load=random")
     if folder.exists() or not _looks_like_repository(checkpoint):
@@ -94,7 +96,16 @@ def _packaged(config: ModelConfig) -> ModelChoice:
             f"model.checkpoint: unset, and the packaged checkpoint is missing from {PACKAGED_CHECKPOINT}; install "
             "specbench again or say model.checkpoint=DIR"
         )
+    _check_no_revision(config.revision, f"{PACKAGED_NAME} comes with specbench")
     return ModelChoice(config.name, PACKAGED_NAME, PACKAGED_CHECKPOINT, None, packaged=True)
+
+
+def _check_no_revision(revision: str | None, why: str) -> None:
+    """What is not from the hub is what it is: run.json would name a revision that nobody looked at."""
+    if revision is not None:
+        raise UserError(
+            f"model.revision: {why}, and only a repository on the hub has revisions; leave it out, or name a repository"
+        )
 
 
 def _looks_like_repository(name: str) -> bool:

@@ -117,6 +117,7 @@ def test_an_experiment_gives_way_to_the_command_line() -> None:
         (["+model=inkling", "engine.device=cuda:99"], "engine.device: cuda:99 is not there"),
         (["+model=inkling", "strict=true"], "model.checkpoint: unset, so inkling-nano would run in place of inkling"),
         (["rport"], "rport: unknown command; did you mean 'report'?"),
+        (["+model=inkling", "hydra.run.dir=/x"], "hydra.run.dir: a run's directory is named by what ran"),
         (["--mutirun"], "--mutirun: unknown flag; did you mean '--multirun'?"),
         (["list", "modle"], "modle: no such group; did you mean 'model'?"),
         (["report", "nowhere"], "nowhere: not a run directory, it has no run.json"),

@@ -35,3 +35,13 @@ def test_neither_a_folder_nor_a_shape():
 def test_a_shape_has_no_weights_to_load():
     with pytest.raises(UserError, match=r"mimo_7b is a shape of specbench, without weights; say model\.load=random"):
         choose_model(dataclasses.replace(NAMED, load="checkpoint"))
+
+
+@pytest.mark.parametrize("checkpoint", [None, "mimo_7b", "folder"])
+def test_only_the_hub_has_revisions(checkpoint: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path)
+    name, load = ("inkling", "checkpoint") if checkpoint is None else ("hf", "random")
+    named = dataclasses.replace(NAMED, name=name, checkpoint=checkpoint, load=load, revision="main")
+    with pytest.raises(UserError, match=r"^model\.revision: .*, and only a repository on the hub has revisions"):
+        choose_model(named)
