@@ -1,14 +1,19 @@
-"""x weight^T of few rows with a weight of FP8 codes, each converted where it is used: half the bytes of bf16.
+"""x weight^T with a weight of FP8 codes, each converted where it is used: half the bytes of bf16.
 
-A program has two blocks of codes on the way to its registers before it waits for x (see overlap.py), and while it
-multiplies. The product is left as partial sums (see few_rows.py).
+Codes lie in memory in the order in which the matrix instruction takes numbers from registers, outputs as its rows. So
+a thread converts what it has loaded and hands it on, without a way through shared memory, where conversion took longer
+than the codes need to arrive. A block of codes is converted once for all rows of x that its program has.
 
-Does not belong here: experts (expert_codes.py), NVFP4 (nvfp4_linear.py).
+Belongs here: codes of FP8 in that order, their products, and the weight in plain numbers, for so many rows that their
+product takes longer than writing and reading those. Does not belong here: how a product is cut up (code_plan.py),
+experts (expert_codes.py), NVFP4 (nvfp4_linear.py).
 """
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -16,63 +21,85 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.engine.kernels.code_plan import BLOCK_K, CodePlan, padded_outputs
 from specbench.engine.kernels.overlap import launch_options
 
-#: Columns of the weight that share a scale.
-BLOCK_K = 128
-#: Rows that one tile holds at most; more are computed faster with the weight converted as a whole.
-MAX_ROWS = 64
-_BLOCK_OUTPUTS = 64
-#: Programs that keep every multiprocessor busy, and blocks of one, each a turn of an unrolled loop.
-_FULL_GRID = 384
-_MAX_BLOCKS = 8
-_MAX_EARLY_OUTPUTS = 8192
+_UNPACKED_OUTPUTS, _UNPACKING_WARPS = 64, 4
 
 
-def plan_splits(num_outputs: int, num_inputs: int) -> int:
-    """Parts of the inputs whose sums keep a GPU busy; equal ones if there need not be many more for that."""
-    num_blocks, num_tiles = num_inputs // BLOCK_K, triton.cdiv(num_outputs, _BLOCK_OUTPUTS)
-    wanted = min(max(triton.cdiv(_FULL_GRID, num_tiles), triton.cdiv(num_blocks, _MAX_BLOCKS)), num_blocks)
-    return next((splits for splits in range(wanted, 2 * wanted) if num_blocks % splits == 0), wanted)
+@dataclass(frozen=True, slots=True)
+class Fp8Weight:
+    """A weight of codes, its outputs filled up to whole tiles."""
+
+    # [outputs / 16, inputs / 128, 2 (of 64 inputs), 2 (of 8 outputs), 8 outputs, 4 (of 2 inputs), 4 (of 16 inputs),
+    #  2 (of 8 inputs), 2] float8_e4m3fn
+    codes: Tensor
+    # [inputs / 128, outputs] fp32: a block's are neighbours
+    scale: Tensor
+    #: Those that are there.
+    num_outputs: int
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self.scale) * BLOCK_K
 
 
-def fp8_sums(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None, num_splits: int) -> Tensor:
-    """x: [T, K], T at most MAX_ROWS; codes: [N, K] float8_e4m3fn; scale: [K / 128, N] fp32; bias: [N]. Returns fp32
-    [splits, T, N], whose sum over splits is the product."""
-    num_rows, num_outputs = len(x), len(codes)
-    assert num_rows <= MAX_ROWS and x.is_contiguous() and codes.is_contiguous() and scale.is_contiguous()
-    sums = torch.empty(num_splits, num_rows, num_outputs, dtype=torch.float32, device=x.device)
-    block_rows = max(16, triton.next_power_of_2(num_rows))
-    _fp8_tile[(triton.cdiv(num_outputs, _BLOCK_OUTPUTS), num_splits)](
+def pack_fp8(codes: Tensor, scale: Tensor) -> Fp8Weight:
+    """codes: [outputs, inputs] float8_e4m3fn; scale: [outputs, inputs / 128] fp32."""
+    num_outputs, num_inputs = codes.shape
+    missing = padded_outputs(num_outputs) - num_outputs
+    parts = F.pad(codes.view(torch.uint8), (0, 0, 0, missing)).view(-1, 2, 8, num_inputs // BLOCK_K, 2, 4, 2, 4, 2)
+    packed = parts.permute(0, 3, 4, 1, 2, 7, 5, 6, 8).contiguous()
+    return Fp8Weight(packed.view(codes.dtype), F.pad(scale, (0, 0, 0, missing)).T.contiguous(), num_outputs)
+
+
+def fp8_product(x: Tensor, weight: Fp8Weight, bias: Tensor | None, plan: CodePlan, dtype: torch.dtype) -> Tensor:
+    """x: [T, inputs]; bias: [outputs]. Returns [splits, T, outputs] in dtype, whose sum over splits is the product."""
+    num_rows, num_inputs = x.shape
+    assert x.is_contiguous() and num_inputs == weight.num_inputs and plan.num_splits <= num_inputs // BLOCK_K
+    output = torch.empty(plan.num_splits, num_rows, weight.num_outputs, dtype=dtype, device=x.device)
+    _fp8_tile[plan.grid(num_rows, weight.num_outputs)](
         x,
-        codes,
-        scale,
-        codes if bias is None else bias,
-        sums,
+        weight.codes,
+        weight.scale,
+        output if bias is None else bias,
+        output,
         num_rows,
-        INPUTS=codes.shape[1],
-        OUTPUTS=num_outputs,
-        BLOCK_ROWS=block_rows,
-        BLOCK_OUTPUTS=_BLOCK_OUTPUTS,
-        BLOCK_K=BLOCK_K,
-        SPLITS=num_splits,
+        weight.num_outputs,
+        num_inputs // BLOCK_K,
+        plan.num_splits,
+        BLOCK_OUTPUTS=plan.block_outputs,
+        BLOCK_ROWS=plan.block_rows,
+        MORE_ROWS=plan.more_rows,
+        WARPS=plan.num_warps,
+        STAGES=plan.num_stages,
         HAS_BIAS=bias is not None,
-        # Of very many programs, most have not begun when a next kernel's first could: a step took longer with those.
-        STARTS_NEXT=num_outputs <= _MAX_EARLY_OUTPUTS,
         **launch_options(x.device),
-        # More rows would take more registers than a thread has.
-        num_warps=4 if block_rows == 16 else 8,
+        num_warps=plan.num_warps,
     )
-    return sums
+    return output
 
 
-def fp8_linear_reference(x: Tensor, codes: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-    """The same, whole, with the weight in the type of x."""
-    return F.linear(x, converted(codes, scale.T).to(x.dtype), bias)
+def fp8_numbers(weight: Fp8Weight, dtype: torch.dtype) -> Tensor:
+    """The weight in plain numbers, [outputs, inputs]."""
+    numbers = torch.empty(weight.num_outputs, weight.num_inputs, dtype=dtype, device=weight.codes.device)
+    num_tiles = triton.cdiv(weight.num_outputs, _UNPACKED_OUTPUTS)
+    _fp8_numbers[(len(weight.scale), num_tiles)](
+        weight.codes,
+        weight.scale,
+        numbers,
+        weight.num_outputs,
+        len(weight.scale),
+        BLOCK_OUTPUTS=_UNPACKED_OUTPUTS,
+        WARPS=_UNPACKING_WARPS,
+        **launch_options(weight.codes.device),
+        num_warps=_UNPACKING_WARPS,
+    )
+    return numbers
 
 
 def converted(codes: Tensor, scale: Tensor) -> Tensor:
-    """The weight in fp32, [N, K]; scale: [N, K / 128]."""
+    """A weight as it is in a checkpoint, codes [N, K] and scale [N, K / 128], in fp32."""
     return (codes.float().unflatten(1, (-1, BLOCK_K)) * scale.unsqueeze(-1)).flatten(1)
 
 
@@ -104,62 +131,111 @@ def _decoded(codes, dtype: tl.constexpr, IS_FAST: tl.constexpr):
     return codes.to(dtype)
 
 
-@triton.jit(do_not_specialize=("num_rows",))
+@triton.jit
+def _of_block(codes, first_unit, num_blocks, UNITS: tl.constexpr, WARPS: tl.constexpr):
+    """Where the codes of the first block of these units lie: [4 of a unit for every turn of the warps, bytes of all
+    warps], so that a thread gets 16 bytes at a time, and all of them in order."""
+    part = tl.arange(0, 4 * (UNITS // WARPS))
+    place = tl.arange(0, WARPS * 512)
+    unit = num_blocks * 2048
+    start = codes + first_unit.to(tl.int64) * unit
+    of_part = (part // 4) * (WARPS * unit) + (part % 4) * 512
+    return start + of_part[:, None] + ((place // 512) * unit + place % 512)[None, :]
+
+
+@triton.jit
+def _as_matrix(block, UNITS: tl.constexpr, WARPS: tl.constexpr):
+    """[outputs, 128 inputs] of what _of_block points at. No thread gives anything away."""
+    parts = block.reshape(UNITS // WARPS, 2, 2, WARPS, 8, 4, 4, 2, 2)
+    return parts.permute(0, 3, 2, 4, 1, 6, 7, 5, 8).reshape(UNITS * 16, 128)
+
+
+@triton.jit(do_not_specialize=("num_rows", "num_blocks", "num_splits"))
 def _fp8_tile(
     x,
     codes,
     scale,
     bias,
-    sums,
+    output,
     num_rows,
-    INPUTS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
+    num_outputs,
+    num_blocks,
+    num_splits,
     BLOCK_OUTPUTS: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    SPLITS: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    MORE_ROWS: tl.constexpr,
+    WARPS: tl.constexpr,
+    # All loads of the loop are on their way that early, only if it says so itself.
+    STAGES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    STARTS_NEXT: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):
-    """Some outputs over some inputs. The loop is unrolled, since codes that are carried from turn to turn are taken out
-    of their words and put together again."""
-    NUM_BLOCKS: tl.constexpr = INPUTS // BLOCK_K
-    MOST_BLOCKS: tl.constexpr = (NUM_BLOCKS + SPLITS - 1) // SPLITS
+    """Some outputs over some inputs, of BLOCK_ROWS and MORE_ROWS rows: powers of two both, their sum need not be."""
+    UNITS: tl.constexpr = BLOCK_OUTPUTS // 16
+    padded = tl.cdiv(num_outputs, 64) * 64
     column = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     split = tl.program_id(1)
-    first = split * NUM_BLOCKS // SPLITS
-    num_blocks = MOST_BLOCKS
-    if NUM_BLOCKS % SPLITS > 0:
-        num_blocks = (split + 1) * NUM_BLOCKS // SPLITS - first
-    row = tl.arange(0, BLOCK_ROWS)
-    inner = tl.arange(0, BLOCK_K)
-    is_row = (row < num_rows)[None, :]
-    is_column = column < OUTPUTS
-    of_codes = codes + column[:, None].to(tl.int64) * INPUTS + (first * BLOCK_K + inner)[None, :]
-    of_x = x + row[None, :] * INPUTS + (first * BLOCK_K + inner)[:, None]
-    of_scale = scale + first * OUTPUTS + column
-    block = tl.load(of_codes, mask=is_column[:, None] & (num_blocks > 0), other=0.0)
-    following = tl.load(of_codes + BLOCK_K, mask=is_column[:, None] & (num_blocks > 1), other=0.0)
+    first = split * num_blocks // num_splits
+    stop = (split + 1) * num_blocks // num_splits
+    row = tl.program_id(2) * (BLOCK_ROWS + MORE_ROWS) + tl.arange(0, BLOCK_ROWS)
+    inner = tl.arange(0, 128)
+    of_codes = _of_block(codes, tl.program_id(0) * UNITS, num_blocks, UNITS, WARPS)
+    of_x = x + row[None, :] * (num_blocks * 128) + inner[:, None]
+    more = row
+    if MORE_ROWS > 0:
+        more = tl.program_id(2) * (BLOCK_ROWS + MORE_ROWS) + BLOCK_ROWS + tl.arange(0, MORE_ROWS)
+    of_more = x + more[None, :] * (num_blocks * 128) + inner[:, None]
     if MAY_OVERLAP:
-        if STARTS_NEXT:
-            tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    x_block = tl.load(of_x, mask=is_row & (num_blocks > 0), other=0.0)
     total = tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), tl.float32)
-    for index in tl.static_range(MOST_BLOCKS):
-        factor = tl.load(of_scale + index * OUTPUTS, mask=is_column & (index < num_blocks), other=0.0)
-        # What the next turn multiplies, and codes of the one after it, are on the way while this one does.
-        is_next, is_after = index + 1 < num_blocks, index + 2 < num_blocks
-        x_following = tl.load(of_x + (index + 1) * BLOCK_K, mask=is_row & is_next, other=0.0)
-        after = tl.load(of_codes + (index + 2) * BLOCK_K, mask=is_column[:, None] & is_after, other=0.0)
-        values = _decoded(block, x.dtype.element_ty, MAY_OVERLAP)
-        total += tl.dot(values, x_block, input_precision="ieee") * factor[:, None]
-        block = following
-        following = after
-        x_block = x_following
+    total_more = tl.zeros((BLOCK_OUTPUTS, MORE_ROWS if MORE_ROWS > 0 else 1), tl.float32)
+    for index in tl.range(first, stop, num_stages=STAGES):
+        block = tl.load(of_codes + index * 2048)
+        factor = tl.load(scale + index * padded + column)[:, None]
+        x_block = tl.load(of_x + index * 128, mask=(row < num_rows)[None, :], other=0.0)
+        values = _as_matrix(_decoded(block, x.dtype.element_ty, MAY_OVERLAP), UNITS, WARPS)
+        # Scales are for sums, of which there are fewer.
+        total += tl.dot(values, x_block, input_precision="ieee") * factor
+        if MORE_ROWS > 0:
+            x_more = tl.load(of_more + index * 128, mask=(more < num_rows)[None, :], other=0.0)
+            total_more += tl.dot(values, x_more, input_precision="ieee") * factor
+    is_output = (column < num_outputs)[:, None]
     if HAS_BIAS:  # noqa: SIM102
         if split == 0:
-            total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[:, None]
-    place = sums + (split * num_rows + row[None, :]) * OUTPUTS + column[:, None]
-    tl.store(place, total, mask=is_row & is_column[:, None])
+            added = tl.load(bias + column, mask=column < num_outputs, other=0.0).to(tl.float32)[:, None]
+            total += added
+            total_more += added
+    place = output + split * num_rows * num_outputs + column[:, None]
+    is_row = (row < num_rows)[None, :]
+    tl.store(place + row[None, :] * num_outputs, total.to(output.dtype.element_ty), mask=is_output & is_row)
+    if MORE_ROWS > 0:
+        is_row = (more < num_rows)[None, :]
+        tl.store(place + more[None, :] * num_outputs, total_more.to(output.dtype.element_ty), mask=is_output & is_row)
+
+
+@triton.jit(do_not_specialize=("num_blocks",))
+def _fp8_numbers(
+    codes,
+    scale,
+    numbers,
+    num_outputs,
+    num_blocks,
+    BLOCK_OUTPUTS: tl.constexpr,
+    WARPS: tl.constexpr,
+    MAY_OVERLAP: tl.constexpr,
+):
+    """Some outputs over one block of inputs."""
+    UNITS: tl.constexpr = BLOCK_OUTPUTS // 16
+    index = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    padded = tl.cdiv(num_outputs, 64) * 64
+    of_codes = _of_block(codes, tl.program_id(1) * UNITS, num_blocks, UNITS, WARPS)
+    block = tl.load(of_codes + index * 2048)
+    factor = tl.load(scale + index * padded + column)
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
+    values = _as_matrix(_decoded(block, tl.bfloat16, MAY_OVERLAP), UNITS, WARPS).to(tl.float32) * factor[:, None]
+    place = numbers + column[:, None].to(tl.int64) * (num_blocks * 128) + (index * 128 + tl.arange(0, 128))[None, :]
+    tl.store(place, values.to(numbers.dtype.element_ty), mask=(column < num_outputs)[:, None])

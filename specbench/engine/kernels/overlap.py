@@ -4,9 +4,8 @@ A kernel that may overlap does nothing but ask for constants before it waits; it
 next kernel start at once, which waits in its turn. So whoever waits has everything that was launched before it, and the
 time between two kernels is hidden.
 
-A product of FP8 codes with many outputs (fp8_linear.py) starts no next kernel early: it has more programs than run at
-once, and those of the next, which wait, would take their places. Nor does the gated product (gated_product.py), beside
-which the next one's first weights would only compete with its own.
+The gated product (gated_product.py) starts no next kernel early, beside which that one's first weights would only
+compete with its own.
 
 The kernel that makes attention's inputs lets the next start only when it has waited itself. So attention finds what was
 there before that kernel, lengths and block tables, without waiting, and can ask for keys right after. And biases, which

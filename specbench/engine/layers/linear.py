@@ -6,6 +6,7 @@ is shared between ranks (models/, parallel.py), kernels."""
 from __future__ import annotations
 
 import platform
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from specbench.engine.kernels.code_plan import CodePlan
     from specbench.engine.kernels.few_rows import RowPlan
+    from specbench.engine.kernels.fp8_linear import Fp8Weight
+    from specbench.engine.kernels.nvfp4_linear import Nvfp4Weight
 
 #: Below it, what a packed product costs beside its arithmetic (about 10 µs, against 3) outweighs the gain.
 _MIN_PACKED_ELEMENTS = 1 << 17
@@ -131,43 +135,73 @@ class Fp8Stack:
         return converted(self.codes[expert], self.scale[expert]).to(dtype)
 
 
-class Fp8Linear(Linear):
+class CodedLinear(Linear, ABC):
     """The same with the weight in codes, converted inside the product. For many rows it is converted before, since
     their product costs more than reading it."""
 
-    def __init__(self, matrix: Fp8Matrix, bias: Tensor | None = None, *, may_split: bool = True) -> None:
-        from specbench.engine.kernels.fp8_linear import plan_splits
+    def __init__(self, weight: Fp8Weight | Nvfp4Weight, bias: Tensor | None, *, may_split: bool) -> None:
+        super().__init__(weight.codes, bias, may_split=may_split)
+        self._shape = (weight.num_outputs, weight.num_inputs)
+        self._may_split = may_split and weight.codes.is_cuda
 
-        super().__init__(matrix.codes, bias, may_split=may_split)
-        # [inputs / 128, outputs]: a block's are neighbours
-        self._scale = matrix.scale.T.contiguous()
-        self._num_splits = plan_splits(*matrix.codes.shape)
-        self._may_split = may_split and matrix.codes.is_cuda
+    @abstractmethod
+    def _product(self, x: Tensor, plan: CodePlan, dtype: torch.dtype) -> Tensor:
+        """[splits, T, outputs] in dtype."""
+
+    @abstractmethod
+    def _numbers(self, dtype: torch.dtype) -> Tensor:
+        """[outputs, inputs]"""
 
     @property
     def matrix(self) -> Tensor | None:
         return None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.wide(x).to(x.dtype)
+        product = self._of_few_rows(x)
+        if product is None:
+            return F.linear(x, self._numbers(x.dtype), self._bias)
+        return product if product.dim() == 2 else product.sum(0).to(x.dtype)
 
     def wide(self, x: Tensor) -> Tensor:
-        from specbench.engine.kernels import fp8_linear
-
-        if len(x) <= fp8_linear.MAX_ROWS:
-            return self._sums(x).sum(0)
-        return fp8_linear.fp8_linear_reference(x, self._weight, self._scale, self._bias).to(torch.float32)
+        product = self._of_few_rows(x, torch.float32)
+        if product is None:
+            return self(x).to(torch.float32)
+        return product if product.dim() == 2 else product.sum(0)
 
     def partial_sums(self, x: Tensor, most: int | None = None) -> Tensor:
-        from specbench.engine.kernels import fp8_linear
+        product = self._of_few_rows(x, most=most) if self._may_split else None
+        return self(x) if product is None else product
 
-        can_split = self._may_split and (most is None or self._num_splits <= most)
-        return self._sums(x) if can_split and len(x) <= fp8_linear.MAX_ROWS else self(x)
+    def _of_few_rows(self, x: Tensor, dtype: torch.dtype | None = None, most: int | None = None) -> Tensor | None:
+        """As partial_sums; whole ones in dtype, that of x where there is none. None for many rows."""
+        from specbench.engine.kernels.code_plan import plan_product
 
-    def _sums(self, x: Tensor) -> Tensor:
-        from specbench.engine.kernels import fp8_linear
+        plan = plan_product(len(x), *self._shape, most)
+        if plan is None:
+            return None
+        if plan.num_splits == 1:
+            return self._product(x.contiguous(), plan, dtype or x.dtype).squeeze(0)
+        return self._product(x.contiguous(), plan, torch.float32)
 
-        return fp8_linear.fp8_sums(x.contiguous(), self._weight, self._scale, self._bias, self._num_splits)
+
+class Fp8Linear(CodedLinear):
+    """A weight in FP8."""
+
+    def __init__(self, matrix: Fp8Matrix, bias: Tensor | None = None, *, may_split: bool = True) -> None:
+        from specbench.engine.kernels.fp8_linear import pack_fp8
+
+        self._packed = pack_fp8(matrix.codes, matrix.scale)
+        super().__init__(self._packed, bias, may_split=may_split)
+
+    def _product(self, x: Tensor, plan: CodePlan, dtype: torch.dtype) -> Tensor:
+        from specbench.engine.kernels.fp8_linear import fp8_product
+
+        return fp8_product(x, self._packed, self._bias, plan, dtype)
+
+    def _numbers(self, dtype: torch.dtype) -> Tensor:
+        from specbench.engine.kernels.fp8_linear import fp8_numbers
+
+        return fp8_numbers(self._packed, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,26 +235,24 @@ class Nvfp4Stack:
         return converted_nvfp4(codes, self.block_scale[expert], self.scale[expert].expand(len(codes))).to(dtype)
 
 
-class Nvfp4Linear(Linear):
-    """As Fp8Linear."""
+class Nvfp4Linear(CodedLinear):
+    """A weight in NVFP4."""
 
-    def __init__(self, matrix: Nvfp4Matrix, bias: Tensor | None = None) -> None:
-        super().__init__(matrix.codes, bias)
-        self._scales = (matrix.block_scale, matrix.row_scale)
+    def __init__(self, matrix: Nvfp4Matrix, bias: Tensor | None = None, *, may_split: bool = True) -> None:
+        from specbench.engine.kernels.nvfp4_linear import pack_nvfp4
 
-    @property
-    def matrix(self) -> Tensor | None:
-        return None
+        self._packed = pack_nvfp4(matrix.codes, matrix.block_scale, matrix.row_scale)
+        super().__init__(self._packed, bias, may_split=may_split)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        from specbench.engine.kernels import nvfp4_linear
+    def _product(self, x: Tensor, plan: CodePlan, dtype: torch.dtype) -> Tensor:
+        from specbench.engine.kernels.nvfp4_linear import nvfp4_product
 
-        if len(x) <= nvfp4_linear.MAX_ROWS:
-            return nvfp4_linear.nvfp4_linear(x.contiguous(), self._weight, *self._scales, self._bias)
-        return nvfp4_linear.nvfp4_linear_reference(x, self._weight, *self._scales, self._bias)
+        return nvfp4_product(x, self._packed, self._bias, plan, dtype)
 
-    def wide(self, x: Tensor) -> Tensor:
-        return self(x).to(torch.float32)
+    def _numbers(self, dtype: torch.dtype) -> Tensor:
+        from specbench.engine.kernels.nvfp4_linear import nvfp4_numbers
+
+        return nvfp4_numbers(self._packed, dtype)
 
 
 #: What is read for a product: numbers, or codes.
@@ -232,7 +264,7 @@ def make_linear(weight: Matrix, bias: Tensor | None = None, *, may_split: bool =
     if isinstance(weight, Fp8Matrix):
         return Fp8Linear(weight, bias, may_split=may_split)
     if isinstance(weight, Nvfp4Matrix):
-        return Nvfp4Linear(weight, bias)
+        return Nvfp4Linear(weight, bias, may_split=may_split)
     is_packed = can_pack(weight.numel(), weight.dtype, weight.device)
     return PackedLinear(weight, bias) if is_packed else Linear(weight, bias, may_split=may_split)
 

@@ -6,60 +6,62 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from specbench.engine.kernels.fp8_linear import converted, fp8_linear_reference, fp8_sums, plan_splits
+from specbench.engine.kernels.code_plan import CodePlan
+from specbench.engine.kernels.fp8_linear import converted, fp8_numbers, fp8_product, pack_fp8
 from specbench.engine.layers.linear import Fp8Linear, Fp8Matrix, make_linear
+from tests.engine.kernels.test_code_plan import PLANS, rows_of
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16] if torch.cuda.is_available() else [torch.float32]
 
 
-def draw(
-    num_rows: int, num_columns: int, inner: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, Fp8Matrix, torch.Tensor]:
+def draw(num_rows: int, num_outputs: int, num_inputs: int) -> tuple[torch.Tensor, Fp8Matrix, torch.Tensor]:
+    """x and the bias in numbers that bf16 has."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(num_rows, inner, generator=generator).to(DEVICE, dtype)
-    codes = (16 * torch.randn(num_columns, inner, generator=generator)).to(torch.float8_e4m3fn).to(DEVICE)
-    scale = (torch.rand(num_columns, inner // 128, generator=generator) / 100).to(DEVICE)
-    bias = torch.randn(num_columns, generator=generator).to(DEVICE, dtype)
-    return x, Fp8Matrix(codes, scale), bias
+    x = torch.randn(num_rows, num_inputs, generator=generator).bfloat16().to(DEVICE)
+    codes = (16 * torch.randn(num_outputs, num_inputs, generator=generator)).to(torch.float8_e4m3fn).to(DEVICE)
+    scale = (torch.rand(num_outputs, num_inputs // 128, generator=generator) / 100).to(DEVICE)
+    return x, Fp8Matrix(codes, scale), torch.randn(num_outputs, generator=generator).bfloat16().to(DEVICE)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("has_bias", [False, True])
-@pytest.mark.parametrize(("num_rows", "num_columns", "inner"), [(1, 40, 128), (5, 64, 384), (33, 100, 256)])
-def test_few_rows(num_rows: int, num_columns: int, inner: int, has_bias: bool, dtype: torch.dtype) -> None:
-    x, matrix, bias = draw(num_rows, num_columns, inner, dtype)
-    weight = matrix.codes.double() * matrix.scale.double().repeat_interleave(128, 1)
-    expected = x.double() @ weight.T + (bias.double() if has_bias else 0.0)
-    for num_splits in range(1, inner // 128 + 1):
-        sums = fp8_sums(x, matrix.codes, matrix.scale.T.contiguous(), bias if has_bias else None, num_splits)
-        assert sums.dtype == torch.float32 and sums.shape == (num_splits, num_rows, num_columns)
-        torch.testing.assert_close(sums.sum(0).double(), expected, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_product(plan: CodePlan, has_bias: bool, dtype: torch.dtype) -> None:
+    num_rows, num_outputs = rows_of(plan), 2 * plan.block_outputs - 27
+    x, matrix, bias = draw(num_rows, num_outputs, 384)
+    weight = converted(matrix.codes, matrix.scale)
+    expected = x.double() @ weight.double().T + (bias.double() if has_bias else 0.0)
+    packed = pack_fp8(matrix.codes, matrix.scale)
+    sums = fp8_product(x.to(dtype), packed, bias.to(dtype) if has_bias else None, plan, torch.float32)
+    assert sums.dtype == torch.float32 and sums.shape == (plan.num_splits, num_rows, num_outputs)
+    torch.testing.assert_close(sums.sum(0).double(), expected, rtol=1e-5, atol=2e-5)
 
 
-def test_every_code_means_what_its_type_says() -> None:
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_code_means_what_its_type_says(dtype: torch.dtype) -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).view(2, 128)
-    codes[:, -1] = 0  # NaN
-    for first in (0, 64):
-        x = torch.eye(128)[first : first + 64].to(DEVICE, DTYPES[-1])
-        found = fp8_sums(x, codes.to(DEVICE), torch.ones(1, 2, device=DEVICE), None, 1)[0]
-        assert torch.equal(found.T.cpu(), codes.float()[:, first : first + 64])
+    codes.view(torch.uint8)[:, -1] = 0  # NaN
+    packed = pack_fp8(codes.to(DEVICE), torch.ones(2, 1, device=DEVICE))
+    assert torch.equal(fp8_numbers(packed, dtype).float().cpu(), codes.float())
+    x = torch.eye(128, device=DEVICE, dtype=dtype)
+    found = fp8_product(x, packed, None, CodePlan(64, 64, 0, 1, 4, 3), torch.float32)
+    assert torch.equal(found[0].T.cpu(), codes.float())
 
 
-def test_splits_are_equal_where_they_can_be() -> None:
-    shapes = ((4096, 4096), (6144, 4096), (24576, 4096), (4096, 12288))
-    assert [plan_splits(*shape) for shape in shapes] == [8, 4, 4, 12]
-    assert plan_splits(4096, 11008) == 11
-    assert plan_splits(64, 128) == 1
+def test_numbers_are_those_of_the_checkpoint() -> None:
+    _, matrix, _ = draw(1, 100, 384)
+    assert torch.equal(
+        fp8_numbers(pack_fp8(matrix.codes, matrix.scale), torch.float32), converted(matrix.codes, matrix.scale)
+    )
+    assert converted(matrix.codes, matrix.scale)[3, 200] == matrix.codes[3, 200].float() * matrix.scale[3, 1]
 
 
 def test_a_layer_takes_either_way_by_the_number_of_rows() -> None:
-    x, matrix, bias = draw(70, 48, 128, torch.float32)
-    layer = make_linear(matrix, bias)
-    assert isinstance(layer, Fp8Linear)
-    expected = fp8_linear_reference(x, matrix.codes, matrix.scale.T, bias)
-    torch.testing.assert_close(layer(x), expected, rtol=0, atol=0)
-    torch.testing.assert_close(layer(x[:7]), expected[:7], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(
-        converted(matrix.codes, matrix.scale)[3, 5], matrix.codes[3, 5].float() * matrix.scale[3, 0]
-    )
+    x, matrix, bias = draw(700, 48, 128)
+    layer = make_linear(matrix, bias.float())
+    assert isinstance(layer, Fp8Linear) and layer.matrix is None
+    expected = x.float() @ converted(matrix.codes, matrix.scale).T + bias.float()
+    for num_rows in (1, 33, 700):
+        torch.testing.assert_close(layer(x[:num_rows].float()), expected[:num_rows], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(layer.wide(x[:num_rows].float()), expected[:num_rows], rtol=1e-5, atol=1e-5)

@@ -23,9 +23,9 @@ READ_EARLY = {
 LAUNCHES_LAST = {"_gated_tile"}
 #: Writes what nothing that runs at the same time has in use, and waits last.
 WAITS_LAST = {"_bias_tile"}
-CONSTANTS = {"weight", "norm_weight", "of_weight", "of_codes"}
+CONSTANTS = {"weight", "norm_weight", "of_weight", "of_codes", "of_scale", "scale", "codes", "block_scale", "row_scale"}
 HARMLESS = {"tl.program_id", "tl.minimum", "tl.maximum", "tl.cdiv", "tl.arange", "tl.zeros"}
-HARMLESS |= {"tl.dot", "tl.trans", "tl.where", "_request_of_row", "_keys_of_split", "first_biased"}
+HARMLESS |= {"tl.dot", "tl.trans", "tl.where", "_request_of_row", "_keys_of_split", "first_biased", "_of_block"}
 
 
 def overlapping_kernels() -> list[ast.FunctionDef]:
