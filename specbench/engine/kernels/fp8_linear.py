@@ -55,9 +55,30 @@ def pack_fp8(codes: Tensor, scale: Tensor) -> Fp8Weight:
 
 def fp8_product(x: Tensor, weight: Fp8Weight, bias: Tensor | None, plan: CodePlan, dtype: torch.dtype) -> Tensor:
     """x: [T, inputs]; bias: [outputs]. Returns [splits, T, outputs] in dtype, whose sum over splits is the product."""
+    output = torch.empty(plan.num_splits, len(x), weight.num_outputs, dtype=dtype, device=x.device)
+    _launch(x, weight, bias, plan, output, is_gated=False)
+    return output
+
+
+def can_gate(plan: CodePlan, num_outputs: int) -> bool:
+    """Whether a program of such a plan can have as many gates as ups, and whole ones."""
+    return plan.num_splits == 1 and plan.block_outputs == 16 * plan.num_warps and num_outputs % plan.block_outputs == 0
+
+
+def fp8_gated_product(x: Tensor, gate_up: Fp8Weight, bias: Tensor | None, plan: CodePlan) -> Tensor:
+    """silu(x gate^T) * (x up^T) of gate_up [2 * width, inputs], gates first -> [T, width]: sums in fp32, rounded to the
+    type of x before gates and ups are multiplied."""
+    assert can_gate(plan, gate_up.num_outputs)
+    output = x.new_empty(len(x), gate_up.num_outputs // 2)
+    _launch(x, gate_up, bias, plan, output, is_gated=True)
+    return output
+
+
+def _launch(
+    x: Tensor, weight: Fp8Weight, bias: Tensor | None, plan: CodePlan, output: Tensor, *, is_gated: bool
+) -> None:
     num_rows, num_inputs = x.shape
     assert x.is_contiguous() and num_inputs == weight.num_inputs and plan.num_splits <= num_inputs // BLOCK_K
-    output = torch.empty(plan.num_splits, num_rows, weight.num_outputs, dtype=dtype, device=x.device)
     _fp8_tile[plan.grid(num_rows, weight.num_outputs)](
         x,
         weight.codes,
@@ -74,10 +95,10 @@ def fp8_product(x: Tensor, weight: Fp8Weight, bias: Tensor | None, plan: CodePla
         WARPS=plan.num_warps,
         STAGES=plan.num_stages,
         HAS_BIAS=bias is not None,
+        IS_GATED=is_gated,
         **launch_options(x.device),
         num_warps=plan.num_warps,
     )
-    return output
 
 
 def fp8_numbers(weight: Fp8Weight, dtype: torch.dtype) -> Tensor:
@@ -132,15 +153,26 @@ def _decoded(codes, dtype: tl.constexpr, IS_FAST: tl.constexpr):
 
 
 @triton.jit
-def _of_block(codes, first_unit, num_blocks, UNITS: tl.constexpr, WARPS: tl.constexpr):
+def _of_block(codes, first_unit, between, num_blocks, UNITS: tl.constexpr, WARPS: tl.constexpr):
     """Where the codes of the first block of these units lie: [4 of a unit for every turn of the warps, bytes of all
-    warps], so that a thread gets 16 bytes at a time, and all of them in order."""
+    warps], so that a thread gets 16 bytes at a time, and all of them in order. Of a turn, the second half's units begin
+    so many after those of the first."""
+    HALF: tl.constexpr = WARPS // 2
     part = tl.arange(0, 4 * (UNITS // WARPS))
     place = tl.arange(0, WARPS * 512)
-    unit = num_blocks * 2048
-    start = codes + first_unit.to(tl.int64) * unit
-    of_part = (part // 4) * (WARPS * unit) + (part % 4) * 512
-    return start + of_part[:, None] + ((place // 512) * unit + place % 512)[None, :]
+    unit_bytes = num_blocks * 2048
+    unit = place // 512 // HALF * between + place // 512 % HALF
+    start = codes + first_unit.to(tl.int64) * unit_bytes
+    of_part = (part // 4) * (WARPS * unit_bytes) + (part % 4) * 512
+    return start + of_part[:, None] + (unit * unit_bytes + place % 512)[None, :]
+
+
+@triton.jit
+def _gated(total, dtype: tl.constexpr):
+    """[gates and ups, rows] -> [width, rows]"""
+    halves = total.to(dtype).to(tl.float32).reshape(2, total.shape[0] // 2, total.shape[1])
+    gate, up = tl.split(halves.permute(1, 2, 0))
+    return gate / (1.0 + tl.exp(-gate)) * up
 
 
 @triton.jit
@@ -168,18 +200,25 @@ def _fp8_tile(
     # All loads of the loop are on their way that early, only if it says so itself.
     STAGES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    IS_GATED: tl.constexpr,
     MAY_OVERLAP: tl.constexpr,
 ):
     """Some outputs over some inputs, of BLOCK_ROWS and MORE_ROWS rows: powers of two both, their sum need not be."""
     UNITS: tl.constexpr = BLOCK_OUTPUTS // 16
+    HALF: tl.constexpr = BLOCK_OUTPUTS // 2
     padded = tl.cdiv(num_outputs, 64) * 64
     column = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    if IS_GATED:
+        place = tl.arange(0, BLOCK_OUTPUTS)
+        column = place // HALF * (num_outputs // 2) + tl.program_id(0) * HALF + place % HALF
+        of_codes = _of_block(codes, tl.program_id(0) * (UNITS // 2), num_outputs // 32, num_blocks, UNITS, WARPS)
+    else:
+        of_codes = _of_block(codes, tl.program_id(0) * UNITS, WARPS // 2, num_blocks, UNITS, WARPS)
     split = tl.program_id(1)
     first = split * num_blocks // num_splits
     stop = (split + 1) * num_blocks // num_splits
     row = tl.program_id(2) * (BLOCK_ROWS + MORE_ROWS) + tl.arange(0, BLOCK_ROWS)
     inner = tl.arange(0, 128)
-    of_codes = _of_block(codes, tl.program_id(0) * UNITS, num_blocks, UNITS, WARPS)
     of_x = x + row[None, :] * (num_blocks * 128) + inner[:, None]
     more = row
     if MORE_ROWS > 0:
@@ -200,17 +239,24 @@ def _fp8_tile(
         if MORE_ROWS > 0:
             x_more = tl.load(of_more + index * 128, mask=(more < num_rows)[None, :], other=0.0)
             total_more += tl.dot(values, x_more, input_precision="ieee") * factor
-    is_output = (column < num_outputs)[:, None]
     if HAS_BIAS:  # noqa: SIM102
         if split == 0:
             added = tl.load(bias + column, mask=column < num_outputs, other=0.0).to(tl.float32)[:, None]
             total += added
             total_more += added
+    is_row, is_output = (row < num_rows)[None, :], (column < num_outputs)[:, None]
     place = output + split * num_rows * num_outputs + column[:, None]
-    is_row = (row < num_rows)[None, :]
+    if IS_GATED:
+        total = _gated(total, output.dtype.element_ty)
+        is_output = is_row
+        num_outputs = num_outputs // 2
+        place = output + (tl.program_id(0) * HALF + tl.arange(0, HALF))[:, None]
     tl.store(place + row[None, :] * num_outputs, total.to(output.dtype.element_ty), mask=is_output & is_row)
     if MORE_ROWS > 0:
         is_row = (more < num_rows)[None, :]
+        if IS_GATED:
+            total_more = _gated(total_more, output.dtype.element_ty)
+            is_output = is_row
         tl.store(place + more[None, :] * num_outputs, total_more.to(output.dtype.element_ty), mask=is_output & is_row)
 
 
@@ -230,7 +276,7 @@ def _fp8_numbers(
     index = tl.program_id(0)
     column = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     padded = tl.cdiv(num_outputs, 64) * 64
-    of_codes = _of_block(codes, tl.program_id(1) * UNITS, num_blocks, UNITS, WARPS)
+    of_codes = _of_block(codes, tl.program_id(1) * UNITS, WARPS // 2, num_blocks, UNITS, WARPS)
     block = tl.load(of_codes + index * 2048)
     factor = tl.load(scale + index * padded + column)
     if MAY_OVERLAP:

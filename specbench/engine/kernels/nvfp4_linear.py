@@ -36,8 +36,8 @@ _UNPACKED_OUTPUTS, _UNPACKING_WARPS = 64, 4
 class Nvfp4Weight:
     """A weight of codes, its outputs filled up to whole tiles."""
 
-    # [outputs / 16, inputs / 128, 2 (of 64 inputs), 8 outputs, 4 (of 2 inputs), 4 (of 16 inputs), 4] uint8: 4 bytes hold
-    # 2 neighbours of 2 (of 8 inputs) of 2 (of 8 outputs)
+    # [outputs / 16, inputs / 128, 2 (of 64 inputs), 8 outputs, 4 (of 2 inputs), 4 (of 16 inputs), 4] uint8: 4 bytes
+    # hold 2 neighbours of 2 (of 8 inputs) of 2 (of 8 outputs)
     codes: Tensor
     # [outputs / 16, inputs / 128, 2 (of 64 inputs), 8 outputs, 4 (of 16 inputs), 2 (of 8 outputs)] float8_e4m3fn
     block_scale: Tensor
@@ -52,8 +52,8 @@ class Nvfp4Weight:
 
 
 def pack_nvfp4(codes: Tensor, block_scale: Tensor, row_scale: Tensor) -> Nvfp4Weight:
-    """codes: [outputs, inputs / 2] uint8, the even column in the low half of a byte; block_scale: [outputs, inputs / 16]
-    float8_e4m3fn; row_scale: [outputs] fp32."""
+    """codes: [outputs, inputs / 2] uint8, the even column in the low half of a byte; block_scale: [outputs, inputs /
+    16] float8_e4m3fn; row_scale: [outputs] fp32."""
     num_outputs, num_blocks = len(codes), codes.shape[1] * 2 // BLOCK_K
     missing = (0, 0, 0, padded_outputs(num_outputs) - num_outputs)
     pairs = F.pad(codes, missing).view(-1, 2, 8, num_blocks, 2, 4, 2, 4)

@@ -193,6 +193,16 @@ class Fp8Linear(CodedLinear):
         self._packed = pack_fp8(matrix.codes, matrix.scale)
         super().__init__(self._packed, bias, may_split=may_split)
 
+    def gated(self, x: Tensor) -> Tensor | None:
+        """silu(gate) * up of a product whose first half are gates, [T, outputs / 2], where one launch makes that."""
+        from specbench.engine.kernels.code_plan import plan_product
+        from specbench.engine.kernels.fp8_linear import can_gate, fp8_gated_product
+
+        plan = plan_product(len(x), *self._shape)
+        if plan is None or not can_gate(plan, self._packed.num_outputs):
+            return None
+        return fp8_gated_product(x.contiguous(), self._packed, self._bias, plan)
+
     def _product(self, x: Tensor, plan: CodePlan, dtype: torch.dtype) -> Tensor:
         from specbench.engine.kernels.fp8_linear import fp8_product
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.engine.layers.linear import Linear
+from specbench.engine.layers.linear import Fp8Linear, Linear
 
 
 def deinterleave(weight: Tensor) -> Tensor:
@@ -42,4 +42,6 @@ class GatedMLP:
         matrix = self._gate_up.matrix
         if matrix is not None and gated_product.takes(len(x), matrix):
             return gated_product.gated_product(x.contiguous(), matrix)
+        if isinstance(self._gate_up, Fp8Linear) and (activated := self._gate_up.gated(x)) is not None:
+            return activated
         return silu_and_multiply(self._gate_up.partial_sums(x), x.dtype)

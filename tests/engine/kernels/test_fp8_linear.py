@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 pytest.importorskip("triton")
 from specbench.engine.kernels.code_plan import CodePlan
-from specbench.engine.kernels.fp8_linear import converted, fp8_numbers, fp8_product, pack_fp8
+from specbench.engine.kernels.fp8_linear import (
+    can_gate,
+    converted,
+    fp8_gated_product,
+    fp8_numbers,
+    fp8_product,
+    pack_fp8,
+)
 from specbench.engine.layers.linear import Fp8Linear, Fp8Matrix, make_linear
 from tests.engine.kernels.test_code_plan import PLANS, rows_of
 
@@ -65,3 +73,30 @@ def test_a_layer_takes_either_way_by_the_number_of_rows() -> None:
     for num_rows in (1, 33, 700):
         torch.testing.assert_close(layer(x[:num_rows].float()), expected[:num_rows], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(layer.wide(x[:num_rows].float()), expected[:num_rows], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("plan", [CodePlan(64, 16, 0, 1, 4, 6), CodePlan(128, 32, 16, 1, 8, 3)], ids=str)
+def test_gates_and_ups(plan: CodePlan, has_bias: bool, dtype: torch.dtype) -> None:
+    x, matrix, bias = draw(rows_of(plan), 384, 256)
+    packed = pack_fp8(matrix.codes, matrix.scale)
+    gate, up = (x.double() @ converted(matrix.codes, matrix.scale).double().T + bias.double() * has_bias).chunk(2, 1)
+    found = fp8_gated_product(x.to(dtype), packed, bias.to(dtype) if has_bias else None, plan)
+    assert found.dtype == dtype
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=tolerance, atol=tolerance)
+
+
+def test_what_can_be_gated() -> None:
+    assert can_gate(CodePlan(64, 16, 0, 1, 4, 6), 384)
+    assert not can_gate(CodePlan(64, 16, 0, 2, 4, 6), 384)  # parts of sums
+    assert not can_gate(CodePlan(128, 16, 0, 1, 8, 6), 448)  # not whole
+    assert not can_gate(CodePlan(128, 16, 0, 1, 4, 6), 384)  # more units than warps
+    _, matrix, _ = draw(1, 128, 128)
+    layer = Fp8Linear(matrix)
+    x = torch.randn(3, 128, device=DEVICE)
+    gate, up = layer(x).chunk(2, 1)
+    activated = layer.gated(x)
+    assert activated is not None and layer.gated(x.new_zeros(400, 128)) is None
+    torch.testing.assert_close(activated, F.silu(gate) * up, rtol=1e-5, atol=1e-5)
