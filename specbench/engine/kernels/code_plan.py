@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 BLOCK_K = 128
 #: Outputs of a program are a multiple of it.
 TILE_OUTPUTS = 64
-#: Rows for which it is faster to write the weight in plain numbers and read them: two tiles of them cost as much.
+#: Of more rows it is faster to write the weight in plain numbers and to read those: it takes as long as two tiles.
 MAX_ROWS = 320
 _MOST_ROWS_OF_TILE = 160
+#: The same of x in fp32, more of which take more room than there is.
+_MAX_WIDE_ROWS = 64
 #: Of an H200.
 _MULTIPROCESSORS = 132
 #: What a program costs beside its blocks, in blocks: until the first one is there, and to write its sums.
@@ -57,9 +59,12 @@ class _Tile:
     block_time: float
 
 
-def plan_product(num_rows: int, num_outputs: int, num_inputs: int, most: int | None = None) -> CodePlan | None:
-    """For x [num_rows, num_inputs], in at most so many splits. None where the weight is better converted before."""
-    if num_rows > MAX_ROWS:
+def plan_product(
+    num_rows: int, num_outputs: int, num_inputs: int, most: int | None = None, *, is_wide: bool = False
+) -> CodePlan | None:
+    """For x [num_rows, num_inputs], of fp32 if is_wide, in at most so many splits. None where the weight is better
+    converted before."""
+    if num_rows > (_MAX_WIDE_ROWS if is_wide else MAX_ROWS):
         return None
     num_blocks = num_inputs // BLOCK_K
     most = min(num_blocks, 16 if most is None else most)

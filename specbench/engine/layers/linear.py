@@ -176,7 +176,7 @@ class CodedLinear(Linear, ABC):
         """As partial_sums; whole ones in dtype, that of x where there is none. None for many rows."""
         from specbench.engine.kernels.code_plan import plan_product
 
-        plan = plan_product(len(x), *self._shape, most)
+        plan = plan_product(len(x), *self._shape, most, is_wide=x.dtype == torch.float32)
         if plan is None:
             return None
         if plan.num_splits == 1:
@@ -198,7 +198,7 @@ class Fp8Linear(CodedLinear):
         from specbench.engine.kernels.code_plan import plan_product
         from specbench.engine.kernels.fp8_linear import can_gate, fp8_gated_product
 
-        plan = plan_product(len(x), *self._shape)
+        plan = plan_product(len(x), *self._shape, is_wide=x.dtype == torch.float32)
         if plan is None or not can_gate(plan, self._packed.num_outputs):
             return None
         return fp8_gated_product(x.contiguous(), self._packed, self._bias, plan)

@@ -52,3 +52,4 @@ def test_no_more_splits_than_may_be_and_none_of_many_rows() -> None:
     assert plan(1, 4096, 4096, most=3).num_splits <= 3
     assert plan(1, 4096, 4096, most=1).num_splits == 1
     assert plan_product(321, 4096, 4096) is None
+    assert plan_product(65, 4096, 4096, is_wide=True) is None and plan_product(64, 4096, 4096, is_wide=True)
