@@ -34,6 +34,7 @@ from specbench.record_columns import (
     VerifyStepColumns,
     step_lists,
 )
+from specbench.record_reading import read_record
 from specbench.record_tables import read_engine_steps, read_requests, read_samples, read_verify_steps, write_table
 from specbench.records import (
     SCHEMA_VERSION,
@@ -52,6 +53,8 @@ from specbench.records import (
 from specbench.redaction import redact
 
 RUN_FILE = "run.json"
+#: Of run.json's configuration: what every reader looks into.
+_GROUPS = ("model", "spec", "parallel", "engine", "cache", "eval", "sampling", "load", "report")
 JOURNAL_FILE = "journal.jsonl"
 METRICS_FILE = "metrics.json"
 REPORT_FILE = "report.md"
@@ -302,8 +305,8 @@ class _JournalReader:
             return
         if kind != "request":
             raise ValueError(f"unknown kind {kind!r}")
-        request = RequestRecord(**entry["request"])
-        sample = None if entry["sample"] is None else SampleRecord(**entry["sample"])
+        request = read_record(RequestRecord, entry["request"])
+        sample = None if entry["sample"] is None else read_record(SampleRecord, entry["sample"])
         self._verify_steps.add_piece(entry["verify_steps"])
         self._requests.append(request)
         self._num_steps.append(len(entry["verify_steps"]["step"]))
@@ -343,20 +346,24 @@ def _run_from_json(path: Path) -> RunRecord:
         )
     try:
         check, draft, lossless = content["output_check"], content.get("draft_model"), content.get("losslessness")
-        return RunRecord(
-            **{
-                **content,
-                "model": ModelIdentity(**content["model"]),
-                "data": DataIdentity(**content["data"]),
-                "output_check": None if check is None else OutputCheck(**check),
-                "losslessness": None if lossless is None else _losslessness(lossless),
-                "task_results": [TaskResult(**result) for result in content.get("task_results", [])],
-                "draft_model": None if draft is None else ModelIdentity(**draft),
-            }
-        )
-    except (KeyError, TypeError) as error:
+        values = {
+            **content,
+            "model": read_record(ModelIdentity, content["model"]),
+            "data": read_record(DataIdentity, content["data"]),
+            "output_check": None if check is None else read_record(OutputCheck, check),
+            "losslessness": None if lossless is None else _losslessness(lossless),
+            "task_results": [read_record(TaskResult, result) for result in content.get("task_results", [])],
+            "draft_model": None if draft is None else read_record(ModelIdentity, draft),
+        }
+        run = read_record(RunRecord, values)
+        for name in _GROUPS:
+            if not isinstance(run.config.get(name, {}), dict):
+                raise TypeError(f"config.{name} is {run.config[name]!r}")
+        return run
+    except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: not a run record ({type(error).__name__}: {error})") from error
 
 
 def _losslessness(content: dict) -> LosslessnessCheck:
-    return LosslessnessCheck(**{**content, "cells": [LosslessnessCell(**cell) for cell in content["cells"]]})
+    cells = [read_record(LosslessnessCell, cell) for cell in content["cells"]]
+    return read_record(LosslessnessCheck, {**content, "cells": cells})

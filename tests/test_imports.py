@@ -18,6 +18,7 @@ FLOORS = (
         "generate",
         "redaction",
         "record_columns",
+        "record_reading",
         "record_tables",
         "outcome",
         "submission",

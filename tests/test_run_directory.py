@@ -242,3 +242,22 @@ def test_replacing_leaves_no_partial_file(directory):
 def test_importing_does_not_load_the_table_library():
     code = "import sys, specbench.run_directory; sys.exit('pyarrow' in sys.modules or 'pandas' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        ("acceptance_source", 1.5, "acceptance_source is 1.5"),
+        ("packages", ["torch"], r"packages is \['torch'\]"),
+        ("num_segments", "2", "num_segments is '2'"),
+        ("config", {"spec": None}, "config.spec is None"),
+        ("model", "inkling", "not a run record"),
+    ],
+)
+def test_a_value_of_another_type_is_named(tmp_path, key, value, what):
+    directory = RunDirectory.create(tmp_path)
+    directory.write_run(RUN)
+    content = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps(content | {key: value}))
+    with pytest.raises(UserError, match=what):
+        directory.read_run()
