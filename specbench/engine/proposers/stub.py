@@ -58,7 +58,7 @@ class StubProposer:
         )
 
     def load(self, target: TargetModel) -> None:
-        self.recorded = RecordedOutputs.read(self.drafts_file)
+        self.recorded = RecordedOutputs.read(self.drafts_file, target.vocab_size)
         # [max_num_seqs + 1, width] int64: prompt and recorded output of each row's request; -1 where nothing is known
         self.text = torch.full((self.num_rows, self.width), -1, dtype=torch.int64, device=target.device)
 
@@ -125,8 +125,9 @@ class RecordedOutputs:
         self._prompt_lengths = sorted({len(prompt) for prompt in output_of_prompt}, reverse=True)
 
     @classmethod
-    def read(cls, file: Path) -> RecordedOutputs:
-        """UserError naming file and line for anything but rows as this file's charter describes them."""
+    def read(cls, file: Path, vocab_size: int) -> RecordedOutputs:
+        """UserError naming file and line for anything but rows as this file's charter describes them, of ids that the
+        vocabulary has."""
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -134,7 +135,7 @@ class RecordedOutputs:
         outputs: dict[tuple[int, ...], list[int]] = {}
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                prompt, output = _read_row(line, f"spec.drafts: {file} line {number}")
+                prompt, output = _read_row(line, vocab_size, f"spec.drafts: {file} line {number}")
                 outputs.setdefault(prompt, output)
         if not outputs:
             raise UserError(f"spec.drafts: {file} has no rows; record a plain run first")
@@ -150,7 +151,7 @@ class RecordedOutputs:
         return list(token_ids)
 
 
-def _read_row(line: str, where: str) -> tuple[tuple[int, ...], list[int]]:
+def _read_row(line: str, vocab_size: int, where: str) -> tuple[tuple[int, ...], list[int]]:
     try:
         row = json.loads(line)
         prompt, output = row["prompt_token_ids"], row["output_token_ids"]
@@ -159,6 +160,9 @@ def _read_row(line: str, where: str) -> tuple[tuple[int, ...], list[int]]:
             f"{where}: not an object with prompt_token_ids and output_token_ids ({type(error).__name__}); correct it"
         ) from error
     for ids in (prompt, output):
-        if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
-            raise UserError(f"{where}: token ids must be lists of whole numbers, none below 0; correct it")
+        if not isinstance(ids, list) or not all(type(token) is int and 0 <= token < vocab_size for token in ids):
+            raise UserError(
+                f"{where}: token ids must be lists of whole numbers in 0 .. {vocab_size - 1}, the vocabulary; correct "
+                "it"
+            )
     return tuple(prompt), output

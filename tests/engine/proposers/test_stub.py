@@ -135,15 +135,16 @@ def test_a_resumed_text_goes_on_where_it_stopped():
         ('\n{"prompt_token_ids": [1]}', "line 2: not an object with .*KeyError"),
         ('{"prompt_token_ids": [1], "output_token_ids": [-1]}', "line 1: token ids must be"),
         ('{"prompt_token_ids": [1], "output_token_ids": "5"}', "line 1: token ids must be"),
+        ('{"prompt_token_ids": [1], "output_token_ids": [5, 256]}', r"line 1: token ids must be .* in 0 \.\. 255"),
     ],
 )
 def test_files_that_are_refused(tmp_path: Path, text: str, message: str):
     file = tmp_path / "drafts.jsonl"
     file.write_text(text)
     with pytest.raises(UserError, match=message):
-        RecordedOutputs.read(file)
+        RecordedOutputs.read(file, 256)
     with pytest.raises(UserError, match="cannot be read"):
-        RecordedOutputs.read(tmp_path / "missing.jsonl")
+        RecordedOutputs.read(tmp_path / "missing.jsonl", 256)
 
 
 def stopped(text: list[int], cap: int, stop_id: int | None) -> tuple[list[int], str]:
