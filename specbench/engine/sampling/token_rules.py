@@ -83,18 +83,21 @@ class TokenRules:
     def of(cls, sampling: RequestSampling, vocab_size: int, device: torch.device) -> TokenRules | None:
         """None where the request has none."""
         params = sampling.params
-        has_stops = params.min_tokens > 0 and sampling.stop_token_ids
-        if not (params.logit_bias or params.allowed_token_ids or has_stops or sampling.bad_words):
+        known = range(vocab_size)
+        # What the vocabulary lacks, such as ids of a larger tokenizer, cannot come anyway.
+        stop_ids = [one for one in sampling.stop_token_ids if one in known] if params.min_tokens > 0 else []
+        bad_words = tuple(word for word in sampling.bad_words if all(one in known for one in word))
+        if not (params.logit_bias or params.allowed_token_ids or stop_ids or bad_words):
             return None
         bias_ids, bias = zip(*params.logit_bias, strict=True) if params.logit_bias else ((), ())
         return cls(
             bias_ids=_ids(bias_ids, device),
             bias=_floats(bias, device) if bias else None,
             banned_ids=_all_but(params.allowed_token_ids, vocab_size, device) if params.allowed_token_ids else None,
-            stop_ids=_ids(sampling.stop_token_ids, device) if has_stops else None,
+            stop_ids=_ids(stop_ids, device),
             min_tokens=params.min_tokens,
             num_prompt_tokens=sampling.num_prompt_tokens,
-            bad_words=BadWords.of(sampling.bad_words, device) if sampling.bad_words else None,
+            bad_words=BadWords.of(bad_words, device) if bad_words else None,
         )
 
     def apply_(self, logits: torch.Tensor, positions: torch.Tensor) -> None:

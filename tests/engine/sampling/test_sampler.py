@@ -1,9 +1,14 @@
 """Sampling passes, each against the law it promises."""
 
+from dataclasses import replace
+
 import torch
 
 from specbench.engine.sampling.filters import mask_top_p_
+from specbench.engine.sampling.parameters import RequestSampling
 from specbench.engine.sampling.sampler import SamplingRows, process, sample
+from specbench.engine.sampling.token_rules import TokenRules
+from specbench.generate import SamplingParams
 
 
 def rows(
@@ -107,3 +112,14 @@ def test_what_top_p_keeps_of_a_row_does_not_depend_on_the_others():
         alone = logits[row : row + 1].clone()
         mask_top_p_(alone, top_p[:1])
         assert torch.equal(alone[0], together[row])
+
+
+def test_ids_that_the_vocabulary_lacks_are_no_rules():
+    """A checkpoint's end of sequence and another tokenizer's words may have such."""
+    params = SamplingParams(max_output_tokens=8, min_tokens=2)
+    sampling = RequestSampling(params, key=0, num_prompt_tokens=1, stop_token_ids=(3, 8, -1), bad_words=((1, 9), (2,)))
+    rules = TokenRules.of(sampling, 8, torch.device("cpu"))
+    assert rules is not None and rules.stop_ids is not None and rules.bad_words is not None
+    assert rules.stop_ids.tolist() == [3] and rules.bad_words.last_ids.tolist() == [2]
+    nothing_left = replace(sampling, stop_token_ids=(8,), bad_words=((9,),))
+    assert TokenRules.of(nothing_left, 8, torch.device("cpu")) is None
