@@ -287,6 +287,17 @@ def test_a_prompt_longer_than_the_context(script: Script, config: RunConfig, tmp
     assert not script.started
 
 
+def test_a_prompt_without_tokens(script: Script, config: RunConfig, tmp_path: Path) -> None:
+    template = tmp_path / "nothing.jinja"
+    template.write_text("{# nothing #}")
+    silent = replace(config, model=replace(config.model, chat_template=str(template)))
+    with pytest.raises(
+        UserError, match=r"^eval\.data: the prompt of .* has no tokens; correct it, or model\.chat_template"
+    ):
+        benchmark.run(silent, INVOCATION)
+    assert not script.started
+
+
 def test_the_engine_hears_how_ranks_are_laid_out(config: RunConfig) -> None:
     parallel = dataclasses.replace(
         config.parallel, tensor_parallel_size=6, ranks_per_gpu=2, all_reduce="one_shot", timeout_s=7.0, start="spawn"

@@ -51,7 +51,11 @@ def check_prompts(
         num_tokens = len(token_ids) + before
         clips = [num_audio_tokens(source) or 0 for source in request.audio]
         lengths[request.request_id] = (num_tokens + sum(clips), answers + request.sampling.max_output_tokens)
-        if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        if not token_ids:
+            raise UserError(
+                f"eval.data: the prompt of {request.sample_id} has no tokens; correct it, or model.chat_template"
+            )
+        if not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
             raise UserError(
                 f"eval.data: prompt_token_ids of {request.sample_id}: ids must lie in 0 .. {vocab_size - 1}, the "
                 "checkpoint's vocabulary; correct them"

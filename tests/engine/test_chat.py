@@ -152,6 +152,8 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
     [
         ("{% for %}", "not valid Jinja"),
         ("{{ raise_exception('no system role') }}", "no system role"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
         ("{{ messages[0]['content'] + 1 }}", "refuses messages of roles user"),
         ("{{ ''.__class__.__mro__ }}", "refuses"),
         ("{{ messages.append(1) }}", "refuses"),
