@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from specbench.engine.engines import Engines
 from specbench.engine.execution.rank_processes import RankFailure
@@ -161,6 +162,7 @@ def test_experts_that_stay_in_codes(engines: Engines, tmp_path: Path, whole_expe
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter, which takes the CPU's tensors")
 @pytest.mark.parametrize("whole_experts", [False, True])
 def test_experts_in_fp8_that_stay_in_codes(engines: Engines, tmp_path: Path, whole_experts: bool) -> None:
     folder = build_moe_in_fp8(tmp_path)

@@ -158,6 +158,7 @@ def build_inkling_in_codes(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter, which takes the CPU's tensors")
 def test_experts_in_fp8_stay_in_codes_where_all_of_a_layer_are(tmp_path: Path) -> None:
     folder = build_moe_in_fp8(tmp_path)
     tensors = Checkpoint.open(folder).tensors
@@ -328,6 +329,7 @@ def test_products_are_kept_as_a_whole_or_not_at_all() -> None:
     assert [name for name, one in keep_in_codes(tensors).items() if one.is_kept] == ["a.o_proj.weight"]
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter, which takes the CPU's tensors")
 def test_a_model_in_codes_says_what_the_dequantised_one_says(tmp_path: Path) -> None:
     """Products with codes, in Triton's interpreter; what is held is what was predicted, half of bf16 and some."""
     sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 8, "num_key_value_heads": 4}
