@@ -57,7 +57,15 @@ def _silu_and_multiply(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_column = column < WIDTH
     source = gate_up + row * (2 * WIDTH) + column
-    gate = load_sum(source, is_column, split_stride, SPLITS).to(output.dtype.element_ty).to(tl.float32)
-    up = load_sum(source + WIDTH, is_column, split_stride, SPLITS).to(output.dtype.element_ty).to(tl.float32)
-    values = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(output + row * WIDTH + column, values.to(output.dtype.element_ty), mask=is_column)
+    gate = load_sum(source, is_column, split_stride, SPLITS)
+    up = load_sum(source + WIDTH, is_column, split_stride, SPLITS)
+    values = activated(gate, up, output.dtype.element_ty)
+    tl.store(output + row * WIDTH + column, values, mask=is_column)
+
+
+@triton.jit
+def activated(gate, up, dtype: tl.constexpr):
+    """silu(gate) * up of sums in fp32, rounded to `dtype` before and after."""
+    gate = gate.to(dtype).to(tl.float32)
+    up = up.to(dtype).to(tl.float32)
+    return (gate / (1.0 + tl.exp(-gate)) * up).to(dtype)

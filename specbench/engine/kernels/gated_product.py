@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specbench.engine.kernels.activation import activated
 from specbench.engine.kernels.overlap import ask_for, launch_options, may_overlap
 
 #: Rows for which it was faster than cuBLAS and the activation: each program reads all of them, up to 64 in one tile of
@@ -33,9 +34,13 @@ def takes(num_rows: int, gate_up: Tensor) -> bool:
     """Whether it is for so many rows and gate_up [2 * width, hidden]."""
     width, num_inputs = gate_up.shape[0] // 2, gate_up.shape[1]
     is_narrow = gate_up.dtype in (torch.bfloat16, torch.float16)
-    is_whole = width % _BLOCK_WIDTH == 0 and num_inputs % 128 == 0
-    is_full_grid = _MIN_PROGRAMS <= width // _BLOCK_WIDTH <= _MAX_PROGRAMS
-    return num_rows <= MAX_ROWS and is_narrow and is_whole and is_full_grid and may_overlap(gate_up.device)
+    is_fit = num_rows <= MAX_ROWS and num_inputs % 128 == 0 and fills_gpu(width)
+    return is_fit and is_narrow and may_overlap(gate_up.device)
+
+
+def fills_gpu(width: int) -> bool:
+    """Whether so many gates, and their ups, are whole tiles and as many of them as run at once."""
+    return width % _BLOCK_WIDTH == 0 and _MIN_PROGRAMS <= width // _BLOCK_WIDTH <= _MAX_PROGRAMS
 
 
 def gated_product(x: Tensor, gate_up: Tensor) -> Tensor:
@@ -120,9 +125,7 @@ def _store_gated(
     BLOCK_ROWS: tl.constexpr,
 ):  # fmt: skip
     gate, up = tl.split(tl.permute(tl.reshape(total, (2, BLOCK_WIDTH, BLOCK_ROWS)), (1, 2, 0)))
-    gate = gate.to(output.dtype.element_ty).to(tl.float32)
-    up = up.to(output.dtype.element_ty).to(tl.float32)
-    values = (gate / (1.0 + tl.exp(-gate)) * up).to(output.dtype.element_ty)
+    values = activated(gate, up, output.dtype.element_ty)
     row = first_row + tl.arange(0, BLOCK_ROWS)[None, :]
     column = first_column + tl.arange(0, BLOCK_WIDTH)[:, None]
     tl.store(output + row * WIDTH + column, values, mask=row < num_rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from specbench.engine.layers.linear import Fp8Linear, Linear
+from specbench.engine.layers.linear import Linear
 
 
 def deinterleave(weight: Tensor) -> Tensor:
@@ -36,12 +36,7 @@ class GatedMLP:
         return self._down.partial_sums(self._activated(x), most) if x.is_cuda else self(x)
 
     def _activated(self, x: Tensor) -> Tensor:
-        from specbench.engine.kernels import gated_product
         from specbench.engine.kernels.activation import silu_and_multiply
 
-        matrix = self._gate_up.matrix
-        if matrix is not None and gated_product.takes(len(x), matrix):
-            return gated_product.gated_product(x.contiguous(), matrix)
-        if isinstance(self._gate_up, Fp8Linear) and (activated := self._gate_up.gated(x)) is not None:
-            return activated
-        return silu_and_multiply(self._gate_up.partial_sums(x), x.dtype)
+        activated = self._gate_up.gated(x)
+        return silu_and_multiply(self._gate_up.partial_sums(x), x.dtype) if activated is None else activated
