@@ -19,11 +19,12 @@ _MAX_HEAD_BYTES = 256
 _FULL_GRID = 256
 #: The same of programs that take a fourth of a multiprocessor each; pairs of tile and key head from which on they do.
 _FULL_GRID_OF_SMALL, _MIN_SMALL_PAIRS = 512, 128
+#: Fewer pairs than this, each of many rows, read half as many keys a turn, of which more are on their way.
+_FEW_PAIRS = 128
 #: More programs than this run at once only where each takes a fourth.
 _MANY_PROGRAMS = 384
 _MAX_SPLITS = 16
-#: Rows of a tile that its last program adds up faster than a launch of its own where splits are many; few hundred
-#: programs of two splits are faster at it in any case, of four or eight in none.
+#: Rows of a tile whose many splits its last program adds up faster than a launch of its own does.
 _MAX_COMBINED_ROWS = 20
 #: Pairs of tile and key head whose splits are added up so, at most.
 MAX_COMBINED_PAIRS = _FULL_GRID_OF_SMALL // 2
@@ -81,7 +82,7 @@ def plan_tiles(
 
 
 def _is_combined(num_splits: int, num_rows: int, num_pairs: int) -> bool:
-    """By times of 1 to 32 requests of 1 to 9 rows."""
+    """By times of 1 to 32 requests of 1 to 9 rows: of four or eight splits a launch of its own was always faster."""
     is_faster = num_splits == 2 or (num_splits == _MAX_SPLITS and num_rows <= _MAX_COMBINED_ROWS)
     return is_faster and num_pairs <= MAX_COMBINED_PAIRS
 
@@ -105,6 +106,6 @@ def _pipeline(tile_rows: int, num_pairs: int, *, is_wide: bool, is_relative: boo
         return _Pipeline(_TILE_KEYS, 4, 2, _FULL_GRID_OF_SMALL)
     if tile_rows == 32 and num_pairs > _MANY_PROGRAMS:
         return _Pipeline(_TILE_KEYS // 2, 2, 3, _FULL_GRID)
-    if tile_rows == 64 and (is_relative or num_pairs == 128):
+    if tile_rows == 64 and (is_relative or num_pairs < _FEW_PAIRS):
         return _Pipeline(_TILE_KEYS // 2, 4, 4, _FULL_GRID)
     return _Pipeline(_TILE_KEYS, 8 if tile_rows >= 128 else 4, 3, _FULL_GRID)

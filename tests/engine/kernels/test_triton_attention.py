@@ -162,6 +162,10 @@ def test_equals_the_reference(name: str) -> None:
     assert error(CASES[name]) < 1e-6
 
 
+def test_few_tiles_of_many_rows_read_fewer_keys_at_a_time() -> None:
+    assert [plan_tiles(n, n * 9, 9, 4, 8, 256).tile_keys for n in (1, 8, 16, 64)] == [32, 32, 64, 64]
+
+
 def test_the_last_program_adds_up_where_that_was_faster() -> None:
     assert plan_tiles(1, 1, 1, 4, 8, 256).is_combined
     assert not plan_tiles(4, 4, 1, 4, 8, 256).is_combined and not plan_tiles(16, 16, 1, 4, 8, 256).is_combined
