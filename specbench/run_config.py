@@ -110,7 +110,7 @@ class ParallelConfig:
     #: Seconds that a step may take before a rank counts as hung.
     timeout_s: Annotated[float, AtLeast(1)] = 120.0
     #: Sums over GPUs: NCCL's, or of few rows by kernels over the GPUs' memory (one_shot); auto: where they can be had.
-    all_reduce: Annotated[str, OneOf(("auto", "one_shot", "nccl"))] = "nccl"
+    all_reduce: Annotated[str, OneOf(("auto", "one_shot", "nccl"))] = "auto"
     #: Ranks that share a GPU: more than one to see on fewer GPUs that texts are right, never for speed.
     ranks_per_gpu: Positive = 1
 

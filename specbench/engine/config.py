@@ -95,6 +95,6 @@ class EngineConfig:
     #: Seconds that a step may take on several ranks.
     rank_timeout_s: float = 120.0
     #: "nccl", "one_shot" (few rows through kernels over the GPUs' memory) or "auto": the latter where it can be had.
-    rank_all_reduce: str = "nccl"
+    rank_all_reduce: str = "auto"
     #: Ranks that share a GPU: more than one for their texts alone, since each has the GPU in turn.
     ranks_per_gpu: int = 1
