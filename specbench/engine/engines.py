@@ -31,13 +31,17 @@ class Engines:
         if config.shard.size == 1:
             return LLMEngine(config, clock, on_progress)
         plan_engine_memory(config)  # what cannot be split or does not fit is refused before anything starts
+        return ParallelEngine(config, self.start_ranks(config), clock, on_progress)
+
+    def start_ranks(self, config: EngineConfig) -> RankProcesses:
+        """The ranks' processes, which begin to import what they need where they are not there yet."""
         if self._processes is None:
             launched = find_launched(config.rank_start, config.shard.size)
             self._processes = RankProcesses(config.shard.size, launched, config.rank_timeout_s, serve_engine)
             if config.device == "cpu" and launched is None:  # ranks share its cores
                 torch.set_num_threads(max(1, torch.get_num_threads() // config.shard.size))
         assert self._processes.size == config.shard.size, "the engines of a run have one layout"
-        return ParallelEngine(config, self._processes, clock, on_progress)
+        return self._processes
 
     def check_output(self, engine: LLMEngine, results: Sequence[GenerateResult], limit: int) -> OutputCheck:
         """replay.check_output, on all ranks of the engine."""

@@ -158,6 +158,7 @@ def _measure_shape(
     firsts: list[list[list[int]]] = []
     sums = _sums_us(settings, folder, num_ranks, ways) if has_sums else {}
     with closing(Engines()) as engines:
+        engines.start_ranks(replace(config, shard=Shard(0, num_ranks)))  # they import while one rank is measured
         for way in (ALONE, *ways):
             size = 1 if way == ALONE else num_ranks
             with _started(engines, settings, config, size, way) as engine:
