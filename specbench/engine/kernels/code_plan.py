@@ -50,7 +50,7 @@ class CodePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """A form of program, measured on an H200 with FP8 codes."""
+    """A form of program, measured on an H200."""
 
     plan: CodePlan
     #: Programs that one multiprocessor has room for.
@@ -60,15 +60,15 @@ class _Tile:
 
 
 def plan_product(
-    num_rows: int, num_outputs: int, num_inputs: int, most: int | None = None, *, is_wide: bool = False
+    bits: int, num_rows: int, num_outputs: int, num_inputs: int, most: int | None = None, *, is_wide: bool = False
 ) -> CodePlan | None:
-    """For x [num_rows, num_inputs], of fp32 if is_wide, in at most so many splits. None where the weight is better
-    converted before."""
+    """For codes of so many bits and x [num_rows, num_inputs], of fp32 if is_wide, in at most so many splits. None where
+    the weight is better converted before."""
     if num_rows > (_MAX_WIDE_ROWS if is_wide else MAX_ROWS):
         return None
     num_blocks = num_inputs // BLOCK_K
     most = min(num_blocks, 16 if most is None else most)
-    tiles = _tiles(num_rows, num_outputs)
+    tiles = _tiles(bits, num_rows, num_outputs)
     _, index, splits = min(
         (_microseconds(tile, splits, num_rows, num_outputs, num_blocks), index, splits)
         for index, tile in enumerate(tiles)
@@ -85,18 +85,21 @@ def _microseconds(tile: _Tile, splits: int, num_rows: int, num_outputs: int, num
     return waves * (-(-num_blocks // splits) + _BLOCKS_OF_START) * tile.block_time + read
 
 
-def _tiles(num_rows: int, num_outputs: int) -> list[_Tile]:
+def _tiles(bits: int, num_rows: int, num_outputs: int) -> list[_Tile]:
     """Those to choose from."""
-    if num_rows <= 16:
-        return [_Tile(CodePlan(64, 16, 0, 1, num_warps=4, num_stages=6), 3, 0.8)]
-    is_wide = padded_outputs(num_outputs) % 128 == 0
+    if num_rows <= 16 and bits == 4:
+        # Conversion takes longer than the codes need to arrive, so that more programs are better than deep ones.
+        return [_Tile(CodePlan(64, 16, 0, 1, num_warps=4, num_stages=4), 6, 1.5)]
+    if num_rows <= 32:
+        block_rows, num_stages = (16, 6) if num_rows <= 16 else (32, 4)
+        return [_Tile(CodePlan(64, block_rows, 0, 1, num_warps=4, num_stages=num_stages), 3, 0.8)]
+    is_pair = padded_outputs(num_outputs) % 128 == 0
     if num_rows <= 64:
-        block_rows = 32 if num_rows <= 32 else 64
-        narrow = _Tile(CodePlan(64, block_rows, 0, 1, num_warps=4, num_stages=3), 3, 1.0)
-        wide = _Tile(CodePlan(128, block_rows, 0, 1, num_warps=8, num_stages=3), 2, 1.12)
-        return [narrow, wide] if is_wide else [narrow]
+        narrow = _Tile(CodePlan(64, 64, 0, 1, num_warps=4, num_stages=3), 3, 1.0)
+        wide = _Tile(CodePlan(128, 64, 0, 1, num_warps=8, num_stages=3), 2, 1.12)
+        return [narrow, wide] if is_pair else [narrow]
     block_rows, more_rows = _rows_of_tile(num_rows)
-    outputs = 128 if is_wide else 64
+    outputs = 128 if is_pair else 64
     return [_Tile(CodePlan(outputs, block_rows, more_rows, 1, num_warps=outputs // 16, num_stages=3), 1, 1.33)]
 
 

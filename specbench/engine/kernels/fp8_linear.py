@@ -225,7 +225,9 @@ def _fp8_tile(
         more = tl.program_id(2) * (BLOCK_ROWS + MORE_ROWS) + BLOCK_ROWS + tl.arange(0, MORE_ROWS)
     of_more = x + more[None, :] * (num_blocks * 128) + inner[:, None]
     if MAY_OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
+        # Of many rows, the next kernel's programs would only be in the way of those that have not begun.
+        if BLOCK_ROWS == 16:
+            tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
     total = tl.zeros((BLOCK_OUTPUTS, BLOCK_ROWS), tl.float32)
     total_more = tl.zeros((BLOCK_OUTPUTS, MORE_ROWS if MORE_ROWS > 0 else 1), tl.float32)
@@ -239,6 +241,8 @@ def _fp8_tile(
         if MORE_ROWS > 0:
             x_more = tl.load(of_more + index * 128, mask=(more < num_rows)[None, :], other=0.0)
             total_more += tl.dot(values, x_more, input_precision="ieee") * factor
+    if MAY_OVERLAP:
+        tl.extra.cuda.gdc_launch_dependents()
     if HAS_BIAS:  # noqa: SIM102
         if split == 0:
             added = tl.load(bias + column, mask=column < num_outputs, other=0.0).to(tl.float32)[:, None]

@@ -5,7 +5,7 @@ next kernel start at once, which waits in its turn. So whoever waits has everyth
 time between two kernels is hidden.
 
 The gated product (gated_product.py) starts no next kernel early, beside which that one's first weights would only
-compete with its own.
+compete with its own; nor do products with codes of more than 16 rows, of which programs would wait for their places.
 
 The kernel that makes attention's inputs lets the next start only when it has waited itself. So attention finds what was
 there before that kernel, lengths and block tables, without waiting, and can ask for keys right after. And biases, which

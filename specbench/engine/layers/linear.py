@@ -148,8 +148,9 @@ class CodedLinear(Linear, ABC):
     """The same with the weight in codes, converted inside the product. For many rows it is converted before, since
     their product costs more than reading it."""
 
-    def __init__(self, weight: Fp8Weight | Nvfp4Weight, bias: Tensor | None, *, may_split: bool) -> None:
+    def __init__(self, weight: Fp8Weight | Nvfp4Weight, bias: Tensor | None, bits: int, *, may_split: bool) -> None:
         super().__init__(weight.codes, bias, may_split=may_split)
+        self._bits = bits
         self._shape = (weight.num_outputs, weight.num_inputs)
         self._may_split = may_split and weight.codes.is_cuda
 
@@ -185,7 +186,7 @@ class CodedLinear(Linear, ABC):
         """As partial_sums; whole ones in dtype, that of x where there is none. None for many rows."""
         from specbench.engine.kernels.code_plan import plan_product
 
-        plan = plan_product(len(x), *self._shape, most, is_wide=x.dtype == torch.float32)
+        plan = plan_product(self._bits, len(x), *self._shape, most, is_wide=x.dtype == torch.float32)
         if plan is None:
             return None
         if plan.num_splits == 1:
@@ -200,14 +201,14 @@ class Fp8Linear(CodedLinear):
         from specbench.engine.kernels.fp8_linear import pack_fp8
 
         self._packed = pack_fp8(matrix.codes, matrix.scale)
-        super().__init__(self._packed, bias, may_split=may_split)
+        super().__init__(self._packed, bias, 8, may_split=may_split)
 
     def gated(self, x: Tensor) -> Tensor | None:
         """silu(gate) * up of a product whose first half are gates, [T, outputs / 2], where one launch makes that."""
         from specbench.engine.kernels.code_plan import plan_product
         from specbench.engine.kernels.fp8_linear import can_gate, fp8_gated_product
 
-        plan = plan_product(len(x), *self._shape, is_wide=x.dtype == torch.float32)
+        plan = plan_product(self._bits, len(x), *self._shape, is_wide=x.dtype == torch.float32)
         if plan is None or not can_gate(plan, self._packed.num_outputs):
             return None
         return fp8_gated_product(x.contiguous(), self._packed, self._bias, plan)
@@ -261,7 +262,7 @@ class Nvfp4Linear(CodedLinear):
         from specbench.engine.kernels.nvfp4_linear import pack_nvfp4
 
         self._packed = pack_nvfp4(matrix.codes, matrix.block_scale, matrix.row_scale)
-        super().__init__(self._packed, bias, may_split=may_split)
+        super().__init__(self._packed, bias, 4, may_split=may_split)
 
     def _product(self, x: Tensor, plan: CodePlan, dtype: torch.dtype) -> Tensor:
         from specbench.engine.kernels.nvfp4_linear import nvfp4_product
