@@ -95,6 +95,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     device = open_device("cuda:0" if options.device == "cuda" else options.device)
+    if options.ranks < 1:
+        raise UserError(f"--ranks {options.ranks}: must be 1 or more")
     shapes = options.shapes or (["inkling_8b"] if options.mtp else ["qwen3_8b", "inkling_8b"])
     with TemporaryDirectory() as scratch:
         settings = Settings(

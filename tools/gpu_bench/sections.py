@@ -250,7 +250,7 @@ def draft_single(bench: Bench) -> list[Verdict]:
 
 def _further_draft(four: Measured, one: Measured) -> Verdict:
     steps = four.time.step_s, one.time.step_s
-    further_s = None if steps[0] is None or steps[1] is None else steps[0] - steps[1]
+    further_s = None if steps[0] is None or steps[1] is None or steps[0] <= steps[1] else steps[0] - steps[1]
     name = f"draft mimo_7b batch {four.time.batch}: each further draft over its floor"
     floor_s = four.draft_floor_s - one.draft_floor_s  # of three drafts, as the steps' difference
     return Verdict(name, quotient(further_s, floor_s), goals.FURTHER_DRAFT_RATIO)
