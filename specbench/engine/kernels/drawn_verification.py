@@ -2,8 +2,9 @@
 coins, the token behind a rejection, counts. Its reference is `verify_draws` of sampling/verification.py with the commit
 of execution/stages.py.
 
-Belongs here: `standard` and `block` acceptance, greedy requests among them. Does not belong here: drafts that are
-matched with the target's own samples (acceptance.py), which ids filters leave (filters.py).
+Belongs here: how to ask, the intermediate results, and the order of the launches; `standard` and `block` acceptance,
+greedy requests among them. Does not belong here: the kernels (drawn_acceptance.py: 1 to 3, drawn_commit.py: 4 and 5),
+drafts that are matched with the target's own samples (acceptance.py), which ids filters leave (filters.py).
 
 1. One pass over the logits of all rows: partial sums of each law, the largest logit of greedy rows.
 2. A program a request: the laws' totals, each draft's probabilities and coin; `standard` is decided here.
@@ -12,27 +13,20 @@ matched with the target's own samples (acceptance.py), which ids filters leave (
 5. A program a request: commit.
 """
 
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,misc"
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from specbench.engine.kernels.noise import exponential, rough_exponential_of, uniform
+from specbench.engine.kernels.drawn_acceptance import decide, sum_lacking, sum_rows
+from specbench.engine.kernels.drawn_commit import commit, draw
 from specbench.engine.kernels.overlap import launch_options
 
 #: Logits of one program.
 _CHUNK = 4096
-#: Purposes among the streams of sampling/noise.py, and how many there are.
-_TARGET_SAMPLE: tl.constexpr = tl.constexpr(0)
-_ACCEPTANCE: tl.constexpr = tl.constexpr(2)
-_RECOVERY: tl.constexpr = tl.constexpr(3)
-_NUM_PURPOSES: tl.constexpr = tl.constexpr(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +176,7 @@ class _Work:
 
     def sum_rows(self, persistent_rows: Tensor) -> None:
         options = {name: value for name, value in self._shape().items() if name in _SUM_OPTIONS}
-        _sum_rows[self.largest.shape](
+        sum_rows[self.largest.shape](
             self.logits, self.logits.stride(0), persistent_rows, self.windows.temperature, self._threshold(),
             self.largest, self.sums, self.places, **options, num_warps=8,
         )  # fmt: skip
@@ -192,7 +186,7 @@ class _Work:
 
     def decide(self) -> None:
         windows = self.windows
-        _decide[(self._num_requests,)](
+        decide[(self._num_requests,)](
             self.logits, self.logits.stride(0), self._threshold(), *self._columns(),
             windows.rows, windows.num_drafts, windows.token_pool, windows.token_pool.shape[1],
             windows.counts, windows.counts.shape[1], windows.keys, windows.temperature, windows.draft_probabilities,
@@ -206,7 +200,7 @@ class _Work:
         if k < 2:
             return
         windows = self.windows
-        _sum_lacking[(self._num_requests * (k - 1), self._num_chunks)](
+        sum_lacking[(self._num_requests * (k - 1), self._num_chunks)](
             self.logits, self.logits.stride(0), self._threshold(), *self._columns(),
             windows.rows, windows.temperature, windows.draft_probabilities, self.total, self.worth, self.coins,
             self.decided, self.lacking, **self._shape(), num_warps=8,
@@ -214,16 +208,16 @@ class _Work:
 
     def draw(self) -> None:
         windows = self.windows
-        _draw[(self._num_requests, self._num_chunks)](
+        draw[self.scores.shape](
             self.logits, self.logits.stride(0), self._threshold(), *self._columns(),
             windows.rows, windows.counts, windows.counts.shape[1], windows.keys, windows.temperature,
             windows.draft_probabilities, self.total, self.worth, self.coins, self.decided, self.lacking,
-            self.scores, self.score_places, **self._shape(), num_warps=8,
+            self.scores, self.score_places, 0, **self._shape(), num_warps=8,
         )  # fmt: skip
 
     def commit(self) -> None:
         windows = self.windows
-        _commit[(self._num_requests,)](
+        commit[(self._num_requests,)](
             self.logits, self.logits.stride(0), self._threshold(), *self._columns(),
             windows.rows, windows.num_drafts, windows.samples, windows.num_certain_rows,
             windows.token_pool, windows.token_pool.shape[1], windows.counts, windows.counts.shape[1], windows.keys,
@@ -234,362 +228,3 @@ class _Work:
 
 
 _SUM_OPTIONS = ("NUM_IDS", "NUM_CHUNKS", "BLOCK", "HAS_THRESHOLD", "HAS_TOTAL", "MAY_OVERLAP")
-
-
-# ---- What kernels share
-
-
-@triton.jit
-def _tempered(logits, ids, is_id, divisor, threshold, HAS_THRESHOLD: tl.constexpr):
-    """Logits over temperature; what is below the threshold is out."""
-    x = tl.load(logits + ids, mask=is_id, other=float("-inf")) * tl.div_rn(1.0, divisor)
-    if HAS_THRESHOLD:
-        x = tl.where(x >= threshold, x, float("-inf"))
-    return x
-
-
-@triton.jit
-def _logits_row(columns, stride_request, stride_column, request, column, K: tl.constexpr, HAS_COLUMNS: tl.constexpr):
-    """The logits row of a window's column, which exists."""
-    row = request * (K + 1) + column
-    if HAS_COLUMNS:
-        row = tl.load(columns + request * stride_request + column * stride_column)
-    return row
-
-
-@triton.jit
-def _chances(
-    worth, coins, lacking, request, usable, K: tl.constexpr, COLUMNS: tl.constexpr, NUM_CHUNKS: tl.constexpr,
-    CHUNKS: tl.constexpr,
-):  # fmt: skip
-    """The accepted drafts of a window under `block`, and the worth of these."""
-    column = tl.arange(0, COLUMNS)
-    of_window = request * (K + 1) + column
-    is_block = (column > 0) & (column <= usable)
-    own_worth = tl.load(worth + of_window, mask=column <= K, other=0.0)
-    coin = tl.load(coins + of_window, mask=is_block, other=2.0)
-    # Only those were summed: the others' chance is known, their worth where it is 1 or the window's last, less where
-    # the coin is too large for it anyway.
-    is_summed = is_block & (column < usable) & (own_worth < 1.0) & (coin < own_worth)
-    chunk = tl.arange(0, CHUNKS)
-    parts = tl.load(
-        lacking + of_window[:, None] * NUM_CHUNKS + chunk[None, :],
-        mask=is_summed[:, None] & (chunk < NUM_CHUNKS)[None, :],
-        other=0.0,
-    )
-    lack = tl.sum(parts, 1)
-    chance = tl.where(is_summed, lack / (lack + 1.0 - own_worth), own_worth)
-    accepted = tl.max(tl.where(is_block & (coin < chance), column, 0), 0)
-    return accepted, tl.sum(tl.where(column == accepted, own_worth, 0.0), 0)
-
-
-@triton.jit
-def _outcome(
-    worth, coins, decided, lacking, request, num_requests, K: tl.constexpr, COLUMNS: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr, CHUNKS: tl.constexpr, IS_BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Usable and accepted drafts of a window, and what the target's law is scaled by behind them."""
-    usable = tl.load(decided + request)
-    accepted = tl.load(decided + num_requests + request)
-    scale = 1.0
-    if IS_BLOCK:
-        accepted, scale = _chances(worth, coins, lacking, request, usable, K, COLUMNS, NUM_CHUNKS, CHUNKS)
-    return usable, accepted, scale
-
-
-# ---- In the order of their launches
-
-
-@triton.jit(do_not_specialize_on_alignment=("persistent_rows", "temperature", "threshold"))
-def _sum_rows(
-    logits, stride, persistent_rows, temperature, threshold, largest, sums, places,
-    NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, BLOCK: tl.constexpr, HAS_THRESHOLD: tl.constexpr,
-    HAS_TOTAL: tl.constexpr, MAY_OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program a chunk of a row."""
-    if MAY_OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    row = tl.program_id(0).to(tl.int64)
-    chunk = tl.program_id(1)
-    divisor = tl.load(temperature + tl.load(persistent_rows + row))
-    is_greedy = divisor == 0
-    if HAS_TOTAL:  # noqa: SIM102
-        if divisor != 0:
-            return
-    ids = chunk * BLOCK + tl.arange(0, BLOCK)
-    lowest = float("-inf")
-    if HAS_THRESHOLD:
-        lowest = tl.where(is_greedy, float("-inf"), tl.load(threshold + row))
-    x = _tempered(logits + row * stride, ids, ids < NUM_IDS, tl.where(is_greedy, 1.0, divisor), lowest, HAS_THRESHOLD)
-    top = tl.max(x, 0)
-    of_chunk = row * NUM_CHUNKS + chunk
-    tl.store(largest + of_chunk, top)
-    if is_greedy:
-        tl.store(places + of_chunk, tl.min(tl.where(x == top, ids, NUM_IDS), 0))
-    else:
-        tl.store(sums + of_chunk, tl.sum(tl.where(x == float("-inf"), 0.0, tl.exp(x - top)), 0))
-
-
-@triton.jit(
-    do_not_specialize=("stride_request", "stride_column", "width", "num_state_rows"),
-    do_not_specialize_on_alignment=(
-        "threshold", "columns", "rows", "num_drafts", "token_pool", "counts", "keys", "temperature", "known_total",
-    ),
-)  # fmt: skip
-def _decide(
-    logits, stride, threshold, columns, stride_request, stride_column, rows, num_drafts, token_pool, width, counts,
-    num_state_rows, keys, temperature, draft_probabilities, largest, sums, places, known_total, total, argmax, worth,
-    coins, decided,
-    K: tl.constexpr, COLUMNS: tl.constexpr, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr, HAS_COLUMNS: tl.constexpr, HAS_THRESHOLD: tl.constexpr, HAS_TOTAL: tl.constexpr,
-    IS_BLOCK: tl.constexpr, IS_FAST: tl.constexpr, MAY_OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program a request: totals or argmaxes of its rows; probabilities and coins of its drafts."""
-    if MAY_OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    request = tl.program_id(0)
-    source = tl.load(rows + request)
-    divisor = tl.load(temperature + source)
-    drafts_here = tl.load(num_drafts + request)
-    column = tl.arange(0, COLUMNS)
-    is_row = column <= drafts_here
-    row = _logits_row(columns, stride_request, stride_column, request, tl.minimum(column, K), K, HAS_COLUMNS)
-    row = row.to(tl.int64)
-    chunk = tl.arange(0, CHUNKS)
-    part = row[:, None] * NUM_CHUNKS + chunk[None, :]
-    is_part = is_row[:, None] & (chunk < NUM_CHUNKS)[None, :]
-    if divisor == 0:
-        tops = tl.load(largest + part, mask=is_part, other=float("-inf"))
-        place = tl.load(places + part, mask=is_part, other=NUM_IDS)
-        top = tl.max(tops, 1)
-        place = tl.min(tl.where(tops == top[:, None], place, NUM_IDS), 1)
-        tl.store(argmax + row, tl.where(place >= NUM_IDS, 0, place).to(tl.int64), mask=is_row)
-        return
-    if HAS_TOTAL:
-        row_total = tl.load(known_total + row, mask=is_row, other=0.0)
-    else:
-        tops = tl.load(largest + part, mask=is_part, other=float("-inf"))
-        top = tl.max(tops, 1)
-        factor = tl.where(tops == float("-inf"), 0.0, tl.exp(tops - top[:, None]))
-        row_total = top + tl.log(tl.sum(tl.load(sums + part, mask=is_part, other=0.0) * factor, 1))
-    tl.store(total + row, row_total, mask=is_row)
-    committed = tl.load(counts + source)
-    start = tl.load(counts + num_state_rows + source)
-    draft = tl.load(token_pool + source * width + committed + column, mask=column < drafts_here, other=-1)
-    # Where a draft is missing, the window ends.
-    usable = tl.min(tl.where(draft >= 0, COLUMNS, column), 0)
-    is_usable = column < usable
-    x = tl.load(logits + row * stride + draft, mask=is_usable, other=float("-inf"))
-    x = x * tl.div_rn(1.0, divisor)
-    if HAS_THRESHOLD:
-        x = tl.where(x >= tl.load(threshold + row, mask=is_usable, other=0.0), x, float("-inf"))
-    target = tl.exp(x - row_total)
-    law = (source * K + column) * NUM_IDS
-    drawn = tl.load(draft_probabilities + law + draft, mask=is_usable, other=1.0)
-    coin = uniform(tl.load(keys + source), start, column * _NUM_PURPOSES + _ACCEPTANCE, column * 0)
-    tl.store(decided + request, usable)
-    if IS_BLOCK:
-        tl.store(coins + request * (K + 1) + column + 1, coin, mask=column < K)
-        ratio = tl.where(is_usable, target / drawn, 0.0)
-        worth_so_far = 1.0
-        tl.store(worth + request * (K + 1), 1.0)
-        for length in tl.static_range(1, K + 1):
-            worth_so_far = tl.minimum(worth_so_far * tl.sum(tl.where(column == length - 1, ratio, 0.0), 0), 1.0)
-            tl.store(worth + request * (K + 1) + length, worth_so_far)
-    else:
-        is_accepted = is_usable & (coin * drawn < target)
-        accepted = tl.min(tl.where(is_accepted, COLUMNS, column), 0)
-        tl.store(decided + tl.num_programs(0) + request, accepted)
-
-
-@triton.jit(
-    do_not_specialize=("stride_request", "stride_column"),
-    do_not_specialize_on_alignment=("threshold", "columns", "rows", "temperature"),
-)
-def _sum_lacking(
-    logits, stride, threshold, columns, stride_request, stride_column, rows, temperature, draft_probabilities, total,
-    worth, coins, decided, lacking,
-    K: tl.constexpr, COLUMNS: tl.constexpr, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr, HAS_COLUMNS: tl.constexpr, HAS_THRESHOLD: tl.constexpr, HAS_TOTAL: tl.constexpr,
-    IS_BLOCK: tl.constexpr, IS_FAST: tl.constexpr, MAY_OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program a chunk behind a block. A block's chance is at most its worth, and 1 where its worth is: most blocks
-    are decided without the sum."""
-    if MAY_OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    request = tl.program_id(0) // (K - 1)
-    length = tl.program_id(0) % (K - 1) + 1
-    chunk = tl.program_id(1)
-    source = tl.load(rows + request)
-    divisor = tl.load(temperature + source)
-    if divisor == 0:
-        return
-    own_worth = tl.load(worth + request * (K + 1) + length)
-    coin = tl.load(coins + request * (K + 1) + length)
-    if (length >= tl.load(decided + request)) | (own_worth >= 1.0) | (coin >= own_worth):
-        return
-    row = _logits_row(columns, stride_request, stride_column, request, length, K, HAS_COLUMNS).to(tl.int64)
-    lowest = float("-inf")
-    if HAS_THRESHOLD:
-        lowest = tl.load(threshold + row)
-    ids = chunk * BLOCK + tl.arange(0, BLOCK)
-    x = _tempered(logits + row * stride, ids, ids < NUM_IDS, divisor, lowest, HAS_THRESHOLD)
-    law = draft_probabilities + (source * K + length) * NUM_IDS
-    drawn = tl.load(law + ids, mask=ids < NUM_IDS, other=0.0)
-    lack = tl.maximum(own_worth * tl.exp(x - tl.load(total + row)) - drawn, 0.0)
-    tl.store(lacking + (request * (K + 1) + length) * NUM_CHUNKS + chunk, tl.sum(lack, 0))
-
-
-@triton.jit(
-    do_not_specialize=("stride_request", "stride_column", "num_state_rows"),
-    do_not_specialize_on_alignment=("threshold", "columns", "rows", "counts", "keys", "temperature"),
-)
-def _draw(
-    logits, stride, threshold, columns, stride_request, stride_column, rows, counts, num_state_rows, keys, temperature,
-    draft_probabilities, total, worth, coins, decided, lacking, scores, score_places,
-    K: tl.constexpr, COLUMNS: tl.constexpr, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr, HAS_COLUMNS: tl.constexpr, HAS_THRESHOLD: tl.constexpr, HAS_TOTAL: tl.constexpr,
-    IS_BLOCK: tl.constexpr, IS_FAST: tl.constexpr, MAY_OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program a chunk of the row behind a window's accepted drafts: the best of what the draft's law lacks of the
-    target's behind a rejection, else of the target's law."""
-    if MAY_OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    request = tl.program_id(0)
-    chunk = tl.program_id(1)
-    num_requests = tl.num_programs(0)
-    source = tl.load(rows + request)
-    divisor = tl.load(temperature + source)
-    if divisor == 0:
-        return
-    usable, accepted, scale = _outcome(
-        worth, coins, decided, lacking, request, num_requests, K, COLUMNS, NUM_CHUNKS, CHUNKS, IS_BLOCK
-    )
-    is_recovery = accepted < usable
-    row = _logits_row(columns, stride_request, stride_column, request, accepted, K, HAS_COLUMNS).to(tl.int64)
-    lowest = float("-inf")
-    if HAS_THRESHOLD:
-        lowest = tl.load(threshold + row)
-    ids = chunk * BLOCK + tl.arange(0, BLOCK)
-    is_id = ids < NUM_IDS
-    x = _tempered(logits + row * stride, ids, is_id, divisor, lowest, HAS_THRESHOLD)
-    weight = tl.exp(x - tl.load(total + row))
-    position = tl.load(counts + source) + accepted
-    if is_recovery:
-        position = tl.load(counts + num_state_rows + source)
-        law = draft_probabilities + (source * K + accepted) * NUM_IDS
-        weight = tl.maximum(scale * weight - tl.load(law + ids, mask=is_id, other=0.0), 0.0)
-    stream = tl.where(is_recovery, accepted * _NUM_PURPOSES + _RECOVERY, _TARGET_SAMPLE)
-    key = tl.load(keys + source)
-    u = uniform(key, position, stream, ids)
-    at = request * NUM_CHUNKS + chunk
-    rough = weight / rough_exponential_of(u, IS_FAST)
-    best = tl.max(rough, 0)
-    # Rough scores are within a tenth of this. Exact ones are made one by one of those near the best.
-    least = tl.where(best > 0, best * 0.999, float("inf"))
-    place = tl.min(tl.where(rough >= least, ids, NUM_IDS), 0)
-    best = 0.0
-    best_place = NUM_IDS
-    while place < NUM_IDS:
-        score = tl.sum(tl.where(ids == place, weight, 0.0), 0) / exponential(key, position, stream, place)
-        best_place = tl.where(score > best, place, best_place)
-        best = tl.maximum(score, best)
-        place = tl.min(tl.where((rough >= least) & (ids > place), ids, NUM_IDS), 0)
-    tl.store(scores + at, best)
-    tl.store(score_places + at, best_place)
-
-
-@triton.jit
-def _draw_of_law(
-    logits, divisor, lowest, total, key, position, stream, NUM_IDS: tl.constexpr, HAS_THRESHOLD: tl.constexpr
-):
-    """A draw from the target's law, by one program; hardly ever needed."""
-    best = -1.0
-    place = NUM_IDS
-    for start in range(0, NUM_IDS, 256):
-        ids = start + tl.arange(0, 256)
-        x = _tempered(logits, ids, ids < NUM_IDS, divisor, lowest, HAS_THRESHOLD)
-        score = tl.where(ids < NUM_IDS, tl.exp(x - total) / exponential(key, position, stream, ids), -1.0)
-        most = tl.max(score, 0)
-        first = tl.min(tl.where(score == most, ids, NUM_IDS), 0)
-        place = tl.where(most > best, first, place)
-        best = tl.maximum(best, most)
-    return place
-
-
-# Tokens of a window are read and written in place: one warp, so that all are read before the first is written.
-@triton.jit(
-    do_not_specialize=("stride_request", "stride_column", "width", "num_state_rows", "packed_stride"),
-    do_not_specialize_on_alignment=(
-        "threshold", "columns", "rows", "num_drafts", "samples", "num_certain_rows", "token_pool", "counts", "keys",
-        "temperature", "packed",
-    ),
-)  # fmt: skip
-def _commit(
-    logits, stride, threshold, columns, stride_request, stride_column, rows, num_drafts, samples, num_certain_rows,
-    token_pool, width, counts, num_state_rows, keys, temperature, packed, packed_stride, total, argmax, worth, coins,
-    decided, lacking, scores, score_places,
-    K: tl.constexpr, COLUMNS: tl.constexpr, NUM_IDS: tl.constexpr, NUM_CHUNKS: tl.constexpr, CHUNKS: tl.constexpr,
-    BLOCK: tl.constexpr, HAS_COLUMNS: tl.constexpr, HAS_THRESHOLD: tl.constexpr, HAS_TOTAL: tl.constexpr,
-    IS_BLOCK: tl.constexpr, IS_FAST: tl.constexpr, MAY_OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One program a request."""
-    if MAY_OVERLAP:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    request = tl.program_id(0)
-    num_requests = tl.num_programs(0)
-    source = tl.load(rows + request)
-    committed = tl.load(counts + source)
-    computed = tl.load(counts + num_state_rows + source)
-    drafts_here = tl.load(num_drafts + request)
-    column = tl.arange(0, COLUMNS)
-    window = token_pool + source * width + committed + column
-    drafts = tl.load(window, mask=column < K, other=-1)
-    is_drafted = (column < drafts_here) & (drafts >= 0)
-    if tl.load(temperature + source) == 0:
-        row = _logits_row(columns, stride_request, stride_column, request, tl.minimum(column, K), K, HAS_COLUMNS)
-        tokens = tl.load(argmax + row, mask=column <= drafts_here, other=0)
-        accepted = tl.min(tl.where(is_drafted & (drafts == tokens), COLUMNS, column), 0)
-    else:
-        usable, accepted, _ = _outcome(
-            worth, coins, decided, lacking, request, num_requests, K, COLUMNS, NUM_CHUNKS, CHUNKS, IS_BLOCK
-        )
-        chunk = tl.arange(0, CHUNKS)
-        at = request * NUM_CHUNKS + chunk
-        score = tl.load(scores + at, mask=chunk < NUM_CHUNKS, other=-1.0)
-        place = tl.load(score_places + at, mask=chunk < NUM_CHUNKS, other=NUM_IDS)
-        best = tl.max(score, 0)
-        last = tl.min(tl.where(score == best, place, NUM_IDS), 0)
-        if best <= 0:
-            # Laws that are equal but for rounding lack nothing: whatever was rejected, the target's own law is right.
-            row = _logits_row(columns, stride_request, stride_column, request, accepted, K, HAS_COLUMNS).to(tl.int64)
-            lowest = float("-inf")
-            if HAS_THRESHOLD:
-                lowest = tl.load(threshold + row)
-            stream = tl.where(accepted < usable, accepted * _NUM_PURPOSES + _RECOVERY, _TARGET_SAMPLE)
-            last = _draw_of_law(
-                logits + row * stride, tl.load(temperature + source), lowest, tl.load(total + row),
-                tl.load(keys + source), tl.where(accepted < usable, computed, committed + accepted), stream,
-                NUM_IDS, HAS_THRESHOLD,
-            )  # fmt: skip
-        last = tl.where(last >= NUM_IDS, 0, last)
-        tokens = tl.where(column == accepted, last.to(tl.int64), drafts)
-    accepted = accepted.to(tl.int64)
-    sampled = accepted + tl.load(samples + request)
-    valid = accepted + tl.load(num_certain_rows + request)
-    tl.store(window, tokens, mask=column <= K)
-    tl.store(counts + source, committed + sampled)
-    tl.store(counts + num_state_rows + source, computed + valid)
-    of_request = packed + request
-    tl.store(of_request + column * packed_stride, tokens, mask=column <= K)
-    tl.store(of_request + (K + 1) * packed_stride, sampled)
-    tl.store(of_request + (K + 2) * packed_stride, tl.sum(is_drafted.to(tl.int64), 0))
-    tl.store(of_request + (K + 3) * packed_stride, accepted * 0)
-    tl.store(of_request + (K + 4) * packed_stride, accepted)
-    tl.store(of_request + (K + 5) * packed_stride, committed + sampled)
-    tl.store(of_request + (K + 6) * packed_stride, computed + valid)

@@ -20,14 +20,21 @@ def mix(x):
 
 
 @triton.jit
-def uniform(key, position, stream, ids):
-    """Variates in (0, 1) of 64-bit keys, positions, streams and 32-bit global ids."""
+def random_bits(key, position, stream, ids):
+    """31 bits of 64-bit keys, positions, streams and 32-bit global ids, int32."""
     golden = tl.full([], 0x9E3779B1, tl.uint32)
     spread = mix(stream.to(tl.uint32) * golden)
     low = mix(key.to(tl.uint32) ^ mix((position * 2 + 1).to(tl.uint32) ^ spread))
     high = mix((key >> 32).to(tl.uint32) ^ mix(position.to(tl.uint32) ^ spread))
     bits = mix(mix((ids.to(tl.uint32) * golden) ^ low) ^ high) & tl.full([], 0x7FFFFFFF, tl.uint32)
-    return tl.minimum((bits.to(tl.int32).to(tl.float32) + 0.5) * 4.656612873077393e-10, 0.9999999403953552)
+    return bits.to(tl.int32)
+
+
+@triton.jit
+def uniform(key, position, stream, ids):
+    """Variates in (0, 1) of the same keys."""
+    bits = random_bits(key, position, stream, ids)
+    return tl.minimum((bits.to(tl.float32) + 0.5) * 4.656612873077393e-10, 0.9999999403953552)
 
 
 @triton.jit
@@ -39,15 +46,24 @@ def exponential(key, position, stream, ids):
     return tl.where(rest == 1.0, u, -tl.log(rest) * (u / (1.0 - rest)))
 
 
+# ---- Bounds on what an id can reach, for a fraction of what the variate takes: far below the best no more is needed.
+# An exponential variate is no less than the uniform one it is made of, and nearly the same where it is small.
+
+
 @triton.jit
-def rough_log(x, IS_FAST: tl.constexpr):
-    """The logarithm within 2e-7 of its value, or of 1; a third of the instructions of an exact one."""
+def log_floor(bits, IS_FAST: tl.constexpr):
+    """No more than the logarithm of the exponential variate of these bits, but for 1e-5."""
+    x = bits.to(tl.float32) + 0.5
     if IS_FAST:
-        return tl.extra.cuda.libdevice.fast_logf(x)
-    return tl.log(x)
+        base_2 = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+        return base_2 * 0.6931471805599453 - 21.487562597358306
+    return tl.log(x) - 21.487562597358306
 
 
 @triton.jit
-def rough_exponential_of(u, IS_FAST: tl.constexpr):
-    """As `exponential` from a uniform variate, within a ten-thousandth of its value."""
-    return tl.where(u < 0.0078125, u * (1.0 + u * (0.5 + u * 0.33333334)), -rough_log(1.0 - u, IS_FAST))
+def inverse_ceiling(bits, IS_FAST: tl.constexpr):
+    """No less than the inverse of the exponential variate of these bits, but for a millionth of it."""
+    x = (bits.to(tl.float32) + 0.5) * 4.656612873077393e-10
+    if IS_FAST:
+        return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1)
+    return 1.0 / x

@@ -129,14 +129,14 @@ def support_of(logits: torch.Tensor, rows: SamplingRows) -> Support:
     assert rows.temperature is not None
     if not rows.has_filters:
         return Support(None, None)
-    off = torch.zeros_like(rows.temperature)
+    new = torch.full_like
     found = kept(
         logits,
         Filters(
             rows.temperature,
-            off if rows.min_p is None else rows.min_p,
-            off.long() if rows.top_k is None else rows.top_k,
-            off + 1 if rows.top_p is None else rows.top_p,
+            new(rows.temperature, 0) if rows.min_p is None else rows.min_p,
+            new(rows.keys, 0) if rows.top_k is None else rows.top_k,
+            new(rows.temperature, 1) if rows.top_p is None else rows.top_p,
         ),
     )
     return Support(found.threshold, found.total)

@@ -6,6 +6,10 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
+import triton
+import triton.language as tl
+
+from specbench.engine.kernels.noise import exponential, inverse_ceiling, log_floor, random_bits
 from specbench.engine.kernels.sampling import NoiseRows
 from specbench.engine.kernels.tempered_sampling import draw_drafts, tempered_ids
 from specbench.engine.sampling.noise import DRAFT, TARGET_SAMPLE, exponential_noise, spread_ids, window_stream
@@ -71,3 +75,45 @@ def test_a_draft_is_drawn_from_the_law_that_is_kept():
     others = torch.ones(NUM_ROWS + 5, dtype=torch.bool, device=DEVICE)
     others[law_rows] = False
     assert (probabilities[others] == -1).all()
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_programs_of_several_blocks_draw_the_same(is_cut: bool):
+    """Cut: most blocks have nothing left, and some rows nothing but one id."""
+    logits = torch.randn(NUM_ROWS, 20_000, device=DEVICE) * 2
+    logits[0, [3, 900, 19_000]] = 30.0
+    logits[::3, 9000:9100] += 20.0
+    noise = make_noise(TARGET_SAMPLE)
+    threshold = None
+    if is_cut:
+        tempered = logits * (1 / torch.where(noise.temperature == 0, 1.0, noise.temperature))[:, None]
+        threshold = tempered.topk(30).values[:, -1].contiguous()
+        threshold[1::3] = tempered.amax(1)[1::3] - 1e-3
+    ids = tempered_ids(logits, noise, threshold)
+    assert torch.equal(ids, by_torch(logits, noise, threshold))
+    assert ids[0] == 3
+    twice = NoiseRows(noise.keys.repeat(2), noise.positions.repeat(2), noise.temperature.repeat(2), noise.stream)
+    again = tempered_ids(logits.repeat(2, 1), twice, None if threshold is None else threshold.repeat(2))
+    assert torch.equal(again, ids.repeat(2))
+
+
+@triton.jit
+def _store_bounds(keys, floor, ceiling, variate, BLOCK: tl.constexpr, IS_FAST: tl.constexpr):
+    ids = tl.arange(0, BLOCK)
+    key, stream = tl.load(keys), tl.load(keys) * 0
+    bits = random_bits(key, stream, stream, ids)
+    tl.store(floor + ids, log_floor(bits, IS_FAST))
+    tl.store(ceiling + ids, inverse_ceiling(bits, IS_FAST))
+    tl.store(variate + ids, exponential(key, stream, stream, ids))
+
+
+def test_bounds_are_bounds():
+    """What is skipped because of them can't have been the best."""
+    keys = torch.tensor([77], device=DEVICE)
+    floor, ceiling, variate = torch.empty(3, 1 << 16, device=DEVICE).unbind(0)
+    _store_bounds[(1,)](keys, floor, ceiling, variate, BLOCK=1 << 16, IS_FAST=DEVICE == "cuda", num_warps=8)
+    excess = floor.double() - variate.double().log()
+    assert excess.max() <= 1e-5
+    assert ((ceiling.double() * variate.double()) >= 1 - 1e-6).all()
+    # And close ones where variates are small: of those the best are.
+    assert excess[variate < 0.01].min() > -0.01
