@@ -99,7 +99,7 @@ def test_programs_of_several_blocks_draw_the_same(is_cut: bool):
 
 @triton.jit
 def _store_bounds(keys, floor, ceiling, variate, BLOCK: tl.constexpr, IS_FAST: tl.constexpr):
-    ids = tl.arange(0, BLOCK)
+    ids = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     key, stream = tl.load(keys), tl.load(keys) * 0
     bits = random_bits(key, stream, stream, ids)
     tl.store(floor + ids, log_floor(bits, IS_FAST))
@@ -111,7 +111,7 @@ def test_bounds_are_bounds():
     """What is skipped because of them can't have been the best."""
     keys = torch.tensor([77], device=DEVICE)
     floor, ceiling, variate = torch.empty(3, 1 << 16, device=DEVICE).unbind(0)
-    _store_bounds[(1,)](keys, floor, ceiling, variate, BLOCK=1 << 16, IS_FAST=DEVICE == "cuda", num_warps=8)
+    _store_bounds[(16,)](keys, floor, ceiling, variate, BLOCK=1 << 12, IS_FAST=DEVICE == "cuda", num_warps=8)
     excess = floor.double() - variate.double().log()
     assert excess.max() <= 1e-5
     assert ((ceiling.double() * variate.double()) >= 1 - 1e-6).all()
