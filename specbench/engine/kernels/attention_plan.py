@@ -25,7 +25,7 @@ _FEW_PAIRS = 128
 _MANY_PROGRAMS = 384
 _MAX_SPLITS = 16
 #: Rows of a tile whose many splits its last program adds up faster than a launch of its own does.
-_MAX_COMBINED_ROWS = 20
+_MAX_COMBINED_ROWS = 12
 #: Pairs of tile and key head whose splits are added up so, at most.
 MAX_COMBINED_PAIRS = _FULL_GRID_OF_SMALL // 2
 

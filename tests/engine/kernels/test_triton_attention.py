@@ -171,7 +171,8 @@ def test_the_last_program_adds_up_where_that_was_faster() -> None:
     assert not plan_tiles(4, 4, 1, 4, 8, 256).is_combined and not plan_tiles(16, 16, 1, 4, 8, 256).is_combined
     assert plan_tiles(32, 32 * 3, 3, 4, 8, 256).is_combined
     assert plan_tiles(16, 16 * 9, 9, 4, 8, 256).is_combined
-    assert not plan_tiles(1, 9, 9, 4, 8, 256).is_combined
+    assert plan_tiles(1, 3, 3, 4, 8, 256).is_combined
+    assert not plan_tiles(1, 5, 5, 4, 8, 256).is_combined and not plan_tiles(1, 9, 9, 4, 8, 256).is_combined
     assert not plan_tiles(64, 64, 1, 4, 8, 256).is_combined, "one split has nothing to add up"
 
 
