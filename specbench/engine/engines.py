@@ -7,6 +7,7 @@ either kind.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from weakref import WeakSet
 
 import torch
 
@@ -25,13 +26,17 @@ class Engines:
 
     def __init__(self) -> None:
         self._processes: RankProcesses | None = None
+        #: Those that somebody holds.
+        self._parallel: WeakSet[ParallelEngine] = WeakSet()
 
     def start(self, config: EngineConfig, clock: Callable[[], float], on_progress: Callable[[str], None]) -> LLMEngine:
         """Load the weights. Raises RankFailure when a rank does not get ready."""
         if config.shard.size == 1:
             return LLMEngine(config, clock, on_progress)
         plan_engine_memory(config)  # what cannot be split or does not fit is refused before anything starts
-        return ParallelEngine(config, self.start_ranks(config), clock, on_progress)
+        engine = ParallelEngine(config, self.start_ranks(config), clock, on_progress)
+        self._parallel.add(engine)
+        return engine
 
     def start_ranks(self, config: EngineConfig) -> RankProcesses:
         """The ranks' processes, which begin to import what they need where they are not there yet."""
@@ -50,9 +55,13 @@ class Engines:
         return check_output(engine, results, limit)
 
     def close(self) -> None:
-        """End the ranks' processes."""
-        if self._processes is not None:
-            self._processes.close()
+        """Close engines on several ranks, and end the ranks' processes."""
+        try:
+            for engine in list(self._parallel):
+                engine.close()
+        finally:
+            if self._processes is not None:
+                self._processes.close()
 
 
 def follow(start: str, size: int, timeout_s: float) -> None:

@@ -9,6 +9,7 @@ alone. Tokens and accepted counts are never sent: each rank computes them from t
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,7 +20,13 @@ from torch.distributed import Store
 from specbench.engine.config import EngineConfig
 from specbench.engine.execution.peer_memory import RowKind
 from specbench.engine.execution.rank_groups import LOOPBACK, RankGroups, join_groups
-from specbench.engine.execution.rank_processes import START_TIMEOUT_S, RankProcesses, find_launched, rank_device
+from specbench.engine.execution.rank_processes import (
+    START_TIMEOUT_S,
+    RankFailure,
+    RankProcesses,
+    find_launched,
+    rank_device,
+)
 from specbench.engine.execution.step_message import CLOSE, REPLAY, STEP, StepMessage
 from specbench.engine.execution.step_results import PendingStep
 from specbench.engine.llm_engine import DTYPES, LLMEngine
@@ -32,6 +39,8 @@ from specbench.records import EngineStep, OutputCheck
 
 #: A replay runs at this many tokens a second at least.
 _SLOWEST_REPLAY = 1.0
+#: Ranks have closed an engine within this, or are ended.
+_CLOSE_S = 10.0
 
 
 class ParallelEngine(LLMEngine):
@@ -48,7 +57,7 @@ class ParallelEngine(LLMEngine):
         on_progress(f"starting {config.shard.size} ranks")
         own = replace(config, device=rank_device(config.device, processes.local_rank, config.ranks_per_gpu))
         self._processes = processes
-        name = processes.announce_engine(config)
+        self._name = name = processes.announce_engine(config)
         with processes.watching():
             self._groups = _join(processes.store, name, own)
         on_progress(self._groups.sums_text)
@@ -58,6 +67,7 @@ class ParallelEngine(LLMEngine):
             super().__init__(own, clock, on_progress, self._groups.parallel)
         processes.wait_until_loaded(name)
         self._message = StepMessage(config.max_num_seqs)
+        self._is_closed = False
 
     def step(self) -> tuple[list[GenerateResult], EngineStep | None]:
         with self._processes.watching():
@@ -76,9 +86,29 @@ class ParallelEngine(LLMEngine):
             return check_output(self, chosen, limit)
 
     def close(self) -> None:
-        """The other ranks let go of their shares."""
-        if self._processes.failure is None:
+        """Every rank lets go of its share and of its groups; nothing runs on them afterwards. Once is enough."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        # Interrupted in the middle of a step, the others may wait for what never comes.
+        with contextlib.suppress(RankFailure), self._processes.watching(_CLOSE_S):
+            _synchronize(self)  # while all are there
             self._groups.control.send(self._message, self._message.pack_command(CLOSE))
+            self._processes.wait_until_closed(self._name)
+        self._processes.forget(self._groups.abort)
+        _let_go(self, self._groups)
+
+
+def _synchronize(engine: LLMEngine) -> None:
+    if engine.model.device.type == "cuda":
+        torch.cuda.synchronize(engine.model.device)
+
+
+def _let_go(engine: LLMEngine, groups: RankGroups) -> None:
+    """In this order: NCCL lets no group go before the graphs that have recorded its collectives, and whoever drops one
+    waits for that, a process that ends included."""
+    engine.runner.release_graphs()
+    groups.abort()
 
 
 def _join(store: Store, name: str, config: EngineConfig) -> RankGroups:
@@ -116,4 +146,7 @@ def serve_engine(store: Store, name: str, config: EngineConfig) -> None:
         elif message.command == REPLAY:
             check_output(engine, *message.unpack_content(following))
         else:
+            _synchronize(engine)
+            _let_go(engine, groups)
+            store.set(f"{name}/closed/{rank}", "1")
             return

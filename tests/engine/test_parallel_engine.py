@@ -17,6 +17,8 @@ import pytest
 import torch
 
 from specbench.engine.engines import Engines
+from specbench.engine.execution.model_runner import ModelRunner
+from specbench.engine.execution.rank_groups import RankGroups
 from specbench.engine.execution.rank_processes import RankFailure
 from specbench.engine.parallel_engine import ParallelEngine
 from specbench.engine.shard import Shard
@@ -295,3 +297,35 @@ def test_two_ranks_hear_as_one(engines: Engines, tmp_path: Path):
         for seed in range(3)
     ]
     check_same(engines, folder, 3, requests, max_num_batched_tokens=16, prefix_caching=True)
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_groups_go_behind_the_graphs_that_record_their_collectives(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, has_failed: bool
+) -> None:
+    """On a GPU whoever drops a group waits for such graphs, and a process never ended."""
+    events: list[str] = []
+    monkeypatch.setattr(ModelRunner, "release_graphs", lambda runner: events.append("graphs"))
+    monkeypatch.setattr(RankGroups, "abort", lambda groups: events.append("groups"))
+    engines = Engines()
+    engine = start(engines, folders["inkling"], 0)
+    store = engine._processes.store
+    if has_failed:
+        engine._processes._fail("for this test")
+        assert events == ["groups"]  # whoever waits for a rank that has gone
+        events.clear()
+    engine.close()
+    assert events == ["graphs", "groups"]
+    assert store.check([f"{engine._name}/closed/1"]) != has_failed
+    engine.close()
+    engines.close()
+    assert events == ["graphs", "groups"]
+
+
+def test_the_end_closes_what_is_open(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    engines = Engines()
+    engine = start(engines, folders["inkling"], 0)
+    released = []
+    monkeypatch.setattr(ModelRunner, "release_graphs", lambda runner: released.append(runner))
+    engines.close()
+    assert released == [engine.runner]

@@ -152,7 +152,11 @@ class Recorder:
         #: None on a CPU, where nothing is recorded.
         self.stream = _recording_stream(device) if is_cuda else None
         self._pool = torch.cuda.graph_pool_handle() if is_cuda else None
-        self.num_graphs = 0
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._graphs)
 
     @property
     def pool_bytes(self) -> tuple[int, int]:
@@ -176,8 +180,14 @@ class Recorder:
         finally:
             gc.enable()
         torch.cuda.synchronize()
-        self.num_graphs += 1
+        self._graphs.append(graph)
         return graph, outputs
+
+    def release(self) -> None:
+        """Destroy the graphs: nothing is replayed any more. NCCL waits for that when it lets go of a group."""
+        for graph in self._graphs:
+            graph.reset()
+        self._graphs.clear()
 
 
 @cache

@@ -43,6 +43,8 @@ class ModelRunner:
         self.state = RequestState.of(config, len(caches), model.vocab_size, model.device)
         self.stages = StepStages(config, model, proposer, caches, self.state)
         self.captured_steps = CapturedSteps()
+        #: None before anything is recorded.
+        self._recorder: Recorder | None = None
         self._clock = StepClock(model.device)
         self.limits = StepLimits.of(config, proposer)
         #: None where no graph reads features of audio or images.
@@ -55,9 +57,15 @@ class ModelRunner:
     @torch.inference_mode()
     def capture(self, on_progress: Callable[[str], None], *, is_trial: bool = False) -> Recorder:
         """Record steps, before the first one runs; in a trial the largest alone."""
-        return self.captured_steps.capture(
+        self._recorder = self.captured_steps.capture(
             self.stages, self.limits, self.feature_buffers, on_progress, is_trial=is_trial
         )
+        return self._recorder
+
+    def release_graphs(self) -> None:
+        """Destroy what is recorded; no step runs afterwards."""
+        if self._recorder is not None:
+            self._recorder.release()
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> PendingStep:

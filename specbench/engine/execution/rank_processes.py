@@ -210,9 +210,16 @@ class RankProcesses:
     def wait_until_loaded(self, name: str) -> None:
         self._wait_for([f"{name}/loaded/{rank}" for rank in range(1, self.size)])
 
+    def wait_until_closed(self, name: str) -> None:
+        self._wait_for([f"{name}/closed/{rank}" for rank in range(1, self.size)])
+
     def call_on_failure(self, call: Callable[[], None]) -> None:
         """From the watcher's thread."""
         self._on_failure.append(call)
+
+    def forget(self, call: Callable[[], None]) -> None:
+        """What is closed is not told of failures."""
+        self._on_failure.remove(call)
 
     def _wait_for(self, keys: list[str]) -> None:
         end_s = time.monotonic() + START_TIMEOUT_S
@@ -310,10 +317,11 @@ class RankProcesses:
         self.failure = failure
         for peer in self.peers:
             peer.kill()
+        # Whoever waits for that lets go of what the calls may have to wait for.
+        self._has_failed.set()
         for call in self._on_failure:
             with contextlib.suppress(Exception):
                 call()
-        self._has_failed.set()
 
     def _on_terminate(self, number: int, frame: FrameType | None) -> None:
         """torchrun ends all ranks when one has gone: which one it was is said. Where none has, it does what it did
