@@ -138,6 +138,8 @@ def test_an_engine_is_shared_until_another_is_wanted(tmp_path: Path):
     torch.testing.assert_close(first.runner.stages.conditional_rates, torch.tensor([0.8, 0.75]))
     shelf.engine(settings, folder, Drafting("mtp_single", 2))
     assert run_batch(first, settings, 2, 8, seed=0).acceptance_length == 1
+    (second,) = run_batch(first, settings, 1, 8, seed=0, first=1).results
+    assert (second.record.request_id, tuple(second.prompt_token_ids)) == ("1", prompt_ids(settings, 1, seed=0))
     assert shelf.engine(settings, folder, Drafting()) is not first
 
 
@@ -224,6 +226,11 @@ def test_mistakes_of_the_benchmark_of_ranks_are_one_line(capsys: pytest.CaptureF
     if not torch.cuda.is_available():
         assert parallel.main([]) == 2
         assert "bench_parallel: --device: torch sees no GPU" in capsys.readouterr().err
+
+
+def test_texts_that_begin_alike_are_counted():
+    said = parallel.same_texts([[1, 2], [1, 3], [4, 4]], [[1, 2], [1, 2], [5, 4]])
+    assert said == "1 of 3 texts begin, 2 with the same token, as those of"
 
 
 def test_tiny_shapes_keep_their_family_and_modules(tmp_path: Path):

@@ -227,12 +227,14 @@ def write_drafts(settings: Settings) -> Path:
     return file
 
 
-def run_batch(engine: LLMEngine, settings: Settings, batch: int, num_output: int, seed: int) -> BatchRun:
-    """All requests at once, to their full length."""
+def run_batch(
+    engine: LLMEngine, settings: Settings, batch: int, num_output: int, seed: int, first: int = 0
+) -> BatchRun:
+    """All requests at once, to their full length. first: the place of the first one's prompt among all of the seed."""
     gc.collect()
     synchronize(settings.device)
     start_s = time.perf_counter()
-    submit_batch(engine, settings, batch, num_output, seed)
+    submit_batch(engine, settings, batch, num_output, seed, first)
     results: list[GenerateResult] = []
     steps: list[EngineStep] = []
     while engine.has_requests:
@@ -244,9 +246,9 @@ def run_batch(engine: LLMEngine, settings: Settings, batch: int, num_output: int
     return BatchRun(time.perf_counter() - start_s, tuple(results), tuple(steps))
 
 
-def submit_batch(engine: LLMEngine, settings: Settings, batch: int, num_output: int, seed: int) -> None:
-    """Queue all requests of a batch."""
-    for index in range(batch):
+def submit_batch(engine: LLMEngine, settings: Settings, batch: int, num_output: int, seed: int, first: int = 0) -> None:
+    """Queue all requests of a batch; first: see `run_batch`."""
+    for index in range(first, first + batch):
         sampling = SamplingParams(num_output, ignore_eos=True)
         ids = prompt_ids(settings, index, seed)
         engine.add_request(GenerateRequest(str(index), str(index), sampling, prompt_token_ids=ids), engine.clock())

@@ -164,9 +164,11 @@ def _measure_shape(
         for way in (ALONE, *ways):
             size = 1 if way == ALONE else num_ranks
             with _started(engines, settings, config, size, way) as engine:
-                firsts.append(_first_tokens(engine, settings))
-                num_same = sum(one == other for one, other in zip(firsts[0], firsts[-1], strict=True))
-                print(f"   ({way}: {num_same} of {len(firsts[0])} texts begin as those of one rank)", flush=True)
+                firsts.append(_first_tokens(engine, settings, max(settings.batch_sizes)))
+                said = same_texts(firsts[0], firsts[-1]) + " one rank"
+                if way == ALONE:
+                    said = same_texts(firsts[0], _first_tokens(engine, settings, 1)) + " the batch, prompt by prompt"
+                print(f"   ({way}: {said})", flush=True)
                 for batch in settings.batch_sizes:
                     measured = measure_step(engine, settings, batch)
                     floor_s = _floor_s(ceilings, weights, engine, batch, drafting.num_drafts, settings.mean_context)
@@ -178,12 +180,26 @@ def _measure_shape(
                     yield step
 
 
-def _first_tokens(engine: LLMEngine, settings: Settings) -> list[list[int]]:
-    """How each text of the largest batch begins: by the prompt's step, and by a few of decoding. In bf16 some may
-    differ: random weights give near ties."""
-    run = run_batch(engine, settings, max(settings.batch_sizes), num_output=_NUM_FIRST, seed=0)
-    by_name = {int(result.record.request_id): result.output_token_ids for result in run.results}
-    return [by_name[index] for index in sorted(by_name)]
+def _first_tokens(engine: LLMEngine, settings: Settings, at_once: int) -> list[list[int]]:
+    """How each text of the largest batch begins, so many prompts at once: by the prompt's step, and by a few of
+    decoding."""
+    texts: list[list[int]] = []
+    num_texts = max(settings.batch_sizes)
+    for first in range(0, num_texts, at_once):
+        batch = min(at_once, num_texts - first)
+        run = run_batch(engine, settings, batch, num_output=_NUM_FIRST, seed=0, first=first)
+        by_name = {int(result.record.request_id): result.output_token_ids for result in run.results}
+        texts += [by_name[index] for index in sorted(by_name)]
+    return texts
+
+
+def same_texts(texts: Sequence[Sequence[int]], others: Sequence[Sequence[int]]) -> str:
+    """How many begin alike, and how many with the same token. In bf16 what rounds otherwise decides near ties of random
+    weights otherwise: one rank's own texts in batches of another size are the yardstick."""
+    pairs = list(zip(texts, others, strict=True))
+    num_same = sum(text == other for text, other in pairs)
+    num_first = sum(text[0] == other[0] for text, other in pairs)
+    return f"{num_same} of {len(pairs)} texts begin, {num_first} with the same token, as those of"
 
 
 def _floor_s(
