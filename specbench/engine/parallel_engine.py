@@ -9,9 +9,9 @@ alone. Tokens and accepted counts are never sent: each rank computes them from t
 
 from __future__ import annotations
 
-import contextlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import torch
@@ -67,10 +67,10 @@ class ParallelEngine(LLMEngine):
             super().__init__(own, clock, on_progress, self._groups.parallel)
         processes.wait_until_loaded(name)
         self._message = StepMessage(config.max_num_seqs)
-        self._is_closed = False
+        self._is_broken_off = self._is_closed = False
 
     def step(self) -> tuple[list[GenerateResult], EngineStep | None]:
-        with self._processes.watching():
+        with self._together():
             return super().step()
 
     def _execute(self, output: SchedulerOutput) -> PendingStep:
@@ -81,20 +81,28 @@ class ParallelEngine(LLMEngine):
         """replay.check_output, on every rank."""
         chosen = list(results)
         allowed_s = self._processes.timeout_s + sum(len(each.output_token_ids) for each in chosen) / _SLOWEST_REPLAY
-        with self._processes.watching(allowed_s):
+        with self._together(allowed_s):
             self._groups.control.send(self._message, self._message.pack_command(REPLAY, (chosen, limit)))
             return check_output(self, chosen, limit)
+
+    @contextmanager
+    def _together(self, allowed_s: float | None = None) -> Iterator[None]:
+        """Around what all ranks do. Broken off, the others may wait in its middle for what never comes."""
+        self._is_broken_off = True
+        with self._processes.watching(allowed_s):
+            yield
+        self._is_broken_off = False
 
     def close(self) -> None:
         """Every rank lets go of its share and of its groups; nothing runs on them afterwards. Once is enough."""
         if self._is_closed:
             return
         self._is_closed = True
-        # Interrupted in the middle of a step, the others may wait for what never comes.
-        with contextlib.suppress(RankFailure), self._processes.watching(_CLOSE_S):
-            _synchronize(self)  # while all are there
-            self._groups.control.send(self._message, self._message.pack_command(CLOSE))
-            self._processes.wait_until_closed(self._name)
+        if not self._is_broken_off:
+            with suppress(RankFailure), self._processes.watching(_CLOSE_S):
+                _synchronize(self)  # while all are there
+                self._groups.control.send(self._message, self._message.pack_command(CLOSE))
+                self._processes.wait_until_closed(self._name)
         self._processes.forget(self._groups.abort)
         _let_go(self, self._groups)
 

@@ -19,7 +19,8 @@ import torch
 from specbench.engine.engines import Engines
 from specbench.engine.execution.model_runner import ModelRunner
 from specbench.engine.execution.rank_groups import RankGroups
-from specbench.engine.execution.rank_processes import RankFailure
+from specbench.engine.execution.rank_processes import RankFailure, RankProcesses
+from specbench.engine.llm_engine import LLMEngine
 from specbench.engine.parallel_engine import ParallelEngine
 from specbench.engine.shard import Shard
 from specbench.errors import UserError
@@ -320,6 +321,19 @@ def test_groups_go_behind_the_graphs_that_record_their_collectives(
     engine.close()
     engines.close()
     assert events == ["graphs", "groups"]
+
+
+def test_a_step_that_is_broken_off_is_not_waited_for(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(engine: LLMEngine) -> None:
+        raise KeyboardInterrupt
+
+    engines = Engines()
+    engine = start(engines, folders["inkling"], 0)
+    monkeypatch.setattr(LLMEngine, "step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    monkeypatch.setattr(RankProcesses, "wait_until_closed", lambda processes, name: pytest.fail("waits"))
+    engines.close()
 
 
 def test_the_end_closes_what_is_open(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
