@@ -97,6 +97,8 @@ def plan_memory(config: EngineConfig, specs: tuple[CacheGroupSpec, ...], fixed_b
     num_full = config.num_blocks or _affordable_blocks(config, specs, needs, sum(fixed_bytes.values()), longest)
     if num_full - 1 < longest:
         key = "memory_fraction" if config.num_blocks is None else "num_blocks"
+        # Windows, rows and logits are those of all requests.
+        others = f" or engine.max_num_seqs={config.max_num_seqs}" if config.num_blocks is None else ""
         spent = _where_it_went(config, specs, needs, fixed_bytes)
         if num_full == 0 and config.memory_limit is not None and sum(fixed_bytes.values()) > config.memory_limit:
             raise UserError(
@@ -106,7 +108,7 @@ def plan_memory(config: EngineConfig, specs: tuple[CacheGroupSpec, ...], fixed_b
         raise UserError(
             f"cache.{key}: {num_full} blocks of {config.block_size} tokens hold less than one request of "
             f"model.max_model_len={config.max_model_len} tokens ({longest + 1} blocks){spent}: raise it, or lower "
-            "model.max_model_len"
+            "model.max_model_len" + others
         )
     plan = MemoryPlan(specs, _blocks_of_groups(config, specs, needs, num_full), config.block_size, fixed_bytes)
     if config.memory_limit is not None and plan.total_bytes > config.memory_limit:
