@@ -98,13 +98,18 @@ class ParallelEngine(LLMEngine):
         if self._is_closed:
             return
         self._is_closed = True
-        if not self._is_broken_off:
-            with suppress(RankFailure), self._processes.watching(_CLOSE_S):
-                _synchronize(self)  # while all are there
-                self._groups.control.send(self._message, self._message.pack_command(CLOSE))
-                self._processes.wait_until_closed(self._name)
-        self._processes.forget(self._groups.abort)
-        _let_go(self, self._groups)
+        try:
+            if not self._is_broken_off:
+                self._close_others()
+        finally:
+            self._processes.forget(self._groups.abort)
+            _let_go(self, self._groups)
+
+    def _close_others(self) -> None:
+        with suppress(RankFailure), self._processes.watching(_CLOSE_S):
+            _synchronize(self)  # while all are there
+            self._groups.control.send(self._message, self._message.pack_command(CLOSE))
+            self._processes.wait_until_closed(self._name)
 
 
 def _synchronize(engine: LLMEngine) -> None:

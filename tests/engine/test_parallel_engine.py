@@ -311,14 +311,19 @@ def test_groups_go_behind_the_graphs_that_record_their_collectives(
     engines = Engines()
     engine = start(engines, folders["inkling"], 0)
     store = engine._processes.store
+    processes = engine._processes
     if has_failed:
-        engine._processes._fail("for this test")
+        heard: list[bool] = []
+        processes.call_on_failure(lambda: heard.append(processes._has_failed.is_set()))
+        processes._fail("for this test")
         assert events == ["groups"]  # whoever waits for a rank that has gone
+        assert heard == [True], "what groups may wait for is let go by whoever waits for the failure"
         events.clear()
     engine.close()
     assert events == ["graphs", "groups"]
     assert store.check([f"{engine._name}/closed/1"]) != has_failed
     engine.close()
+    processes._fail("when nothing is open any more")
     engines.close()
     assert events == ["graphs", "groups"]
 
@@ -334,6 +339,22 @@ def test_a_step_that_is_broken_off_is_not_waited_for(folders: dict[str, Path], m
         engine.step()
     monkeypatch.setattr(RankProcesses, "wait_until_closed", lambda processes, name: pytest.fail("waits"))
     engines.close()
+
+
+def test_closing_that_is_interrupted_lets_go_all_the_same(
+    folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(processes: RankProcesses, name: str) -> None:
+        raise KeyboardInterrupt
+
+    engines = Engines()
+    engine = start(engines, folders["inkling"], 0)
+    released = []
+    monkeypatch.setattr(ModelRunner, "release_graphs", lambda runner: released.append(runner))
+    monkeypatch.setattr(RankProcesses, "wait_until_closed", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engines.close()
+    assert released == [engine.runner] and not engine._processes.peers
 
 
 def test_the_end_closes_what_is_open(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
